@@ -1,4 +1,4 @@
-"""Arithmetic: training on generated problems, the questions of an evaluation, and the grid of
+"""Addition: training on generated problems, the questions of an evaluation, and the grid of
 accuracies by the digits of both operands.
 
 Prompts of a group are equally long, so that nothing is padded: cells (n, m) and (k, l) with
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,12 +19,10 @@ from transformers import PreTrainedTokenizerBase
 
 from arithmetic.problems import Problems
 from tape.evaluation.accuracy import Accuracy, Measure
-from tape.evaluation.questions import Answer, Question, Questions, check_count
+from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
-from tape.parsers import BATCHING
 from tape.positions.abacus import Abacus
-from tape.runs.folder import TRAINED, read_configuration
 from tape.tasks.generated import GeneratedTask
 
 HEAT = HeatMap(
@@ -44,9 +42,8 @@ def _diagonal(rows: pd.DataFrame) -> pd.Series:
     return first.where(first == rows["second_digits"]).rename("n")
 
 
-ASKED = [field.name for field in fields(Problems) if field.name != "spaces"]  # of training alone
 VIEW = View(
-    keys=("max_length", "samples", "seed", *(f"problems.{name}" for name in ASKED)),
+    keys=("max_length", "samples", "seed", "problems.max_first", "problems.max_second"),
     columns=lambda asked, rows: [
         Column("trained lengths, %", "accuracy", PERCENT, partial(HEAT.within, asked[0])),
         Column("beyond them, %", "accuracy", PERCENT, _beyond(asked[0]), "beyond"),
@@ -69,20 +66,12 @@ read_evaluation = GRID.read
 
 @dataclass(frozen=True)
 class GridQuestions(Questions):
-    """`samples` problems of every cell (n, m) up to `max_length` digits.
-
-    Raises:
-        ValueError: for too many questions.
-    """
+    """`samples` problems of every cell (n, m) up to `max_length` digits."""
 
     problems: Problems
     max_length: int
     samples: int
     seed: int = 0
-
-    def __post_init__(self):
-        count = self.max_length**2 * self.samples
-        check_count(count, f"max_length={self.max_length} and samples={self.samples}")
 
     def settings(self) -> dict[str, Any]:
         asked = asdict(self)
@@ -92,35 +81,26 @@ class GridQuestions(Questions):
     def check(self, model, batches, purpose=""):
         """Abacus and position coupling have a row for each digit of a number, and other encodings
         one for each token."""
-        encoding, problems = model.base_model.position, self.problems
+        encoding = model.base_model.position
         if not isinstance(encoding, Abacus):
             super().check(model, batches, purpose)
             return
-        if problems.spaces:
-            raise ValueError(
-                f"data.spaces={problems.spaces} with position={encoding.name}: a space would end a "
-                "number; set it to 0 or take another encoding"
-            )
-        moved = problems.digits(*problems.trained) + encoding.offset  # in training
-        needed = max(moved, problems.digits(self.max_length, self.max_length)) + 1
+        moved = max(self.problems.trained) + encoding.offset  # in training
+        needed = max(moved, self.max_length) + 2  # with the carry, and 0 between numbers
         check_length(model, needed, f"{purpose}max_length={self.max_length}", len(encoding.table))
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Collection[list[Question]]:
         groups: dict[int, list[Question]] = defaultdict(list)
-        each = 2 if self.problems.spaces else 1
         for n, m in product(range(1, self.max_length + 1), repeat=2):
-            room = each * (self.problems.answer_width(n, m) + 1)  # with EOS
+            room = max(n, m) + 2  # with EOS
             for prompt, answer in self.problems.evaluation(n, m, self.samples, self.seed):
                 question = Question((n, m), prompt, answer, len(prompt), room)
                 groups[len(prompt)].append(question)
         return groups.values()
 
     def mark(self, question, written, tokenizer):
-        """An answer is right if it matches in full and ends; spaces do not count if the model was
-        trained with them."""
+        """An answer is right if it matches in full and ends."""
         text = tokenizer.decode(written, clean_up_tokenization_spaces=False)
-        if self.problems.spaces:
-            text = text.replace(" ", "")
         expected = question.answer + tokenizer.eos_token
         shown = {"prompt": question.prompt, "expected": expected, "given": text}
         return Answer(text, text == expected, (int(text == expected), 1), shown)
@@ -133,19 +113,12 @@ class ArithmeticTask(GeneratedTask):
     name = "addition"
     unit = "problems"
     results = GRID
-    batching = BATCHING["addition"]
 
     def questions(self, samples):
         return [GridQuestions(self.source, 2 * max(self.source.trained), samples)]
 
     @staticmethod
     def asked(given, folder, model):
-        recorded = read_configuration(folder, TRAINED) if (folder / TRAINED).is_file() else {}
-        if recorded.get("task.original_fault"):
-            raise ValueError(
-                f"{folder} was trained with task.original_fault=true, which this version lacks: "
-                "its attention ignored the state; evaluate it with the version that trained it"
-            )
         problems = Problems.load(folder)
         longest = given.max_length or 2 * max(problems.trained)
         return GridQuestions(problems, longest, given.samples, given.seed), "grid"

@@ -2,7 +2,7 @@
 # Trains and evaluates encodings x synthetic tasks x seeds; writes one table and a heat map of each encoding:
 #
 #   bash script/suite.sh quick                           three encodings, three tasks
-#   TYPES="mine rope" bash script/suite.sh [settings]    beside the saved results of the others
+#   TYPES="mine rope" bash script/suite.sh [settings]
 #
 #   TASKS        of docs/suite.md; those of config/sweep/suite.yaml by default
 #   TYPES        encodings

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,8 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from scrolls.tasks import TASKS, Row, Split, Task, find, identity, read_rows
+from scrolls.rows import Row, Split, find, identity, read_rows
+from scrolls.tasks import TASKS, Task
 from tape.data.blocks import batches, check_unknown, token_dtype, tokenize, tokenizer_fingerprint
 from tape.files import new_folder, read_object, read_or_discard
 from tape.model.loss import IGNORED
@@ -52,30 +53,19 @@ BUDGETS = {
 }
 
 
-def trained_for(folder: Path, what: Literal["task", "budget"]) -> str:
-    """Returns the name of the task or the budget that a model was fine-tuned on.
-
-    Raises:
-        ValueError: if it was not fine-tuned on a task, or its record is damaged.
-    """
-    try:
-        name = read_object(folder / TRAINED_FOR)[what]
-        look_up(what, name, {"task": TASKS, "budget": BUDGETS}[what])
-    except (ValueError, OSError, KeyError) as error:
-        hint = "give budget=..." if what == "budget" else "give a run of experiment=scrolls"
-        raise ValueError(
-            f"{folder / TRAINED_FOR} names no {what} of a fine-tuning ({error}): {hint}"
-        ) from error
+def trained_budget(folder: Path) -> str:
+    """Returns the name of the budget that a model was fine-tuned with."""
+    file = folder / TRAINED_FOR
+    name = read_object(file).get("budget") if file.is_file() else None
+    if name not in BUDGETS:
+        raise ValueError(f"{file} names no budget of a fine-tuning: give budget=...")
     return name
 
 
 @dataclass(frozen=True)
 class ScrollsData:
-    """A task of SCROLLS and the name of a budget of `BUDGETS`; ValueErrors if they are unknown.
-
-    Args:
-        data_dir: folder with the official zips or their contents; None: see `find`.
-    """
+    """A task of SCROLLS, the folder with the official zips or their contents (None: see `find`),
+    and the name of a budget."""
 
     task: str
     data_dir: str | None = None
@@ -100,12 +90,7 @@ class Prompts:
         self.tail = tokenize(tokenizer, [self.tail_text])[0]
 
     def tokenized(self, rows: list[Row]) -> list[dict[str, Any]]:
-        """Returns rows of `Examples.table`.
-
-        Raises:
-            ValueError: for a question that leaves no room for the document; names the id. If the
-                tokenizer merges the end of a prompt with its answer.
-        """
+        """Returns rows of `Examples.table`."""
         texts = [*dict.fromkeys(row.document for row in rows)]  # with many questions each
         documents = dict(zip(texts, tokenize(self.tokenizer, texts), strict=True))
         questions = tokenize(self.tokenizer, [row.question for row in rows])
@@ -128,7 +113,6 @@ class Prompts:
                     "id": row.id,
                     "prompt": prompt.astype(self.dtype),
                     "answer": ending[end:].astype(self.dtype),
-                    "question": len(question),
                     "length": len(question) + len(document),
                 }
             )
@@ -140,7 +124,7 @@ class Examples(Dataset):
 
     Args:
         table: a row each: `id`; tokens of `prompt`, within the budget, and of `answer`, whole;
-            number of tokens of the `question`, and of it with the whole document (`length`).
+            `length`, the number of tokens of the question and the whole document.
         fingerprint: of the file and the tokenizer.
     """
 
@@ -177,11 +161,7 @@ class Examples(Dataset):
 
 
 def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache: Path) -> Examples:
-    """Returns the tokens of a split, cached on disk. Uses all cores.
-
-    Raises:
-        ValueError, FileNotFoundError: if rows are missing or invalid.
-    """
+    """Returns the tokens of a split, cached on disk. Uses all cores."""
     task, tokenizer = prompts.task, prompts.tokenizer
     source = find(task, split, data_dir, cache)
     content = " ".join(
@@ -190,8 +170,8 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / f"{fingerprint}-{prompts.budget.prompt}"
     tokens = pa.list_(pa.from_numpy_dtype(prompts.dtype))
-    columns = {"id": pa.string(), "prompt": tokens, "answer": tokens}
-    schema = pa.schema(columns | {"question": pa.int64(), "length": pa.int64()})
+    fields = {"id": pa.string(), "prompt": tokens, "answer": tokens, "length": pa.int64()}
+    schema = pa.schema(fields)
     table = read_or_discard(folder, partial(_read, schema))
     if table is None:
         title = f"tokenizing {task.name} ({split})"
@@ -206,15 +186,10 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
 
 
 def _read(schema: pa.Schema, folder: Path) -> pa.Table:
-    """Maps the tokens of a split into memory.
-
-    Raises:
-        ValueError, FileNotFoundError: if they are damaged.
-    """
-    file = pa.memory_map(str(folder / ROWS))
+    """Maps the tokens of a split into memory; raises a ValueError if they are damaged."""
     try:
-        table = pa.ipc.open_file(file).read_all()
-    except OSError as error:  # of its metadata
+        table = pa.ipc.open_file(pa.memory_map(str(folder / ROWS))).read_all()
+    except OSError as error:
         raise ValueError(str(error)) from error
     table.validate(full=True)
     if table.schema != schema:

@@ -1,8 +1,5 @@
-"""SCROLLS metrics as its evaluator defines them (Shaham et al. 2022, arXiv 2201.03533).
-
-`example` scores one answer, `averages` a set of answers, `results` the answers of a task. An answer
-with several golds gets its best score.
-"""
+"""SCROLLS metrics as its evaluator defines them (Shaham et al. 2022, arXiv 2201.03533). An answer
+with several golds gets its best score."""
 
 from __future__ import annotations
 
@@ -52,17 +49,10 @@ def f1(prediction: str, golds: Sequence[str]) -> float:
 
 
 def example(metric: str, prediction: str, golds: Sequence[str]) -> dict[str, float]:
-    """Scores one answer, in 0..1. ROUGE (Lin 2004) is the F-measure of three variants, each for its
-    own best gold.
-
-    Args:
-        metric: exact_match, f1 or rouge.
-        golds: at least one.
-    """
-    if metric == "exact_match":
-        return {metric: exact_match(prediction, golds)}
-    if metric == "f1":
-        return {metric: f1(prediction, golds)}
+    """Scores one answer with one gold or more, in 0..1. ROUGE (Lin 2004) is the F-measure of three
+    variants, each for its own best gold."""
+    if metric != "rouge":
+        return {metric: {"exact_match": exact_match, "f1": f1}[metric](prediction, golds)}
     scores = _ROUGE.score_multi(golds, prediction)
     return {f"rouge/{variant}": scores[variant].fmeasure for variant in VARIANTS}
 
@@ -81,12 +71,7 @@ def averages(metric: str, examples: Sequence[dict[str, float]]) -> dict[str, flo
 def results(task: Task, predictions: list[str], golds: list[list[str]]) -> dict[str, Any]:
     """Returns the official results, in percent with four decimals: the averages of the task's
     metric; num_predicted; mean_prediction_length_characters; scrolls_score, which is one of the
-    averages; display_keys and display, as shown by the benchmark.
-
-    Args:
-        predictions: at least one.
-        golds: of each prediction, at least one.
-    """
+    averages; display_keys and display, as shown by the benchmark."""
     pairs = zip(predictions, golds, strict=True)
     with tqdm(pairs, task.name, len(predictions), leave=False, disable=None) as progress:
         examples = [example(task.metric, *pair) for pair in progress]

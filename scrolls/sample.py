@@ -15,6 +15,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
+
 from tape.data import LocalCorpus
 from tape.data.corpora import Split
 from tape.files import new_folder
@@ -29,8 +31,6 @@ DECISIONS: dict[str, set[type[ast.AST]]] = {
 }
 PER_QUESTION: dict[Split, int] = {"train": 3000, "validation": 60}
 LINES = range(4, 200)  # allowed numbers of lines of a document
-
-
 Asked = tuple[str, str, tuple[str, ...]]  # question, document, equally good gold answers
 
 
@@ -52,22 +52,19 @@ def write_sample(cache: Path) -> Path:
 
 def _rows(asked: list[Asked], most: int) -> Iterator[dict[str, str]]:
     # Ids are hashes, so sorting by them is a shuffle that is the same on every machine.
-    found = {}
-    for question, document, outputs in asked:
-        text = f"{question}\n\n{document}"
-        found[hashlib.sha256(text.encode()).hexdigest()[:16]] = question, text, outputs
-    chosen: list[str] = []
-    for question in (SUMMARY, NAME, *DECISIONS):
-        mine = [id_ for id_ in sorted(found) if found[id_][0] == question]
+    table = pd.DataFrame(asked, columns=["question", "document", "outputs"])
+    table["input"] = table["question"] + "\n\n" + table["document"]
+    table["id"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in table["input"]]
+    table = table.drop_duplicates("id", keep="last").sort_values("id")
+    chosen = []
+    for question, rows in table.groupby("question"):
         if question in DECISIONS:  # balanced, so that guessing the frequent answer does not pay
-            yes, no = ([id_ for id_ in mine if found[id_][2] == (word,)] for word in ("Yes", "No"))
-            each = min(most // 2, len(yes), len(no))
-            mine = yes[:each] + no[:each]
-        chosen += mine[:most]
-    for id_ in sorted(chosen):
-        _, text, outputs = found[id_]
-        for number, output in enumerate(outputs):
-            yield {"id": id_, "pid": f"{id_}_{number}", "input": text, "output": output}
+            each = min(most // 2, rows["outputs"].value_counts().min())
+            rows = rows.groupby("outputs").head(each)
+        chosen.append(rows.head(most))
+    for row in pd.concat(chosen).sort_values("id").itertuples():
+        for number, output in enumerate(row.outputs):
+            yield {"id": row.id, "pid": f"{row.id}_{number}", "input": row.input, "output": output}
 
 
 def _asked(text: str) -> Iterator[Asked]:

@@ -16,13 +16,12 @@ import pandas as pd
 
 from scrolls import parsers
 from scrolls.metrics import results
-from scrolls.tasks import BENCHMARK, TASKS, Split, Task, find, read_rows
+from scrolls.rows import Split, find, read_rows
+from scrolls.tasks import BENCHMARK, TASKS, Task
 from tape import provenance
 from tape.command import expected_errors
-from tape.evaluation.journal import journals
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
-from tape.positions import ALIASES, ENCODINGS
 from tape.validation import encodable
 
 # Of the table, in the paper's order and naming.
@@ -45,14 +44,7 @@ def read_questions(
     task: Task, split: Split, data_dir: Path | None, cache: Path, scored: bool = True
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Returns the questions of a task by id, in the order of their first rows, and their gold
-    answers.
-
-    Args:
-        scored: whether a question without a gold answer is an error.
-
-    Raises:
-        ValueError, FileNotFoundError: if rows are missing or invalid.
-    """
+    answers, all of which must be there if answers are to be `scored`."""
     source, questions, golds = find(task, split, data_dir, cache), {}, {}
     for row in read_rows(source, task, split):
         if row.output is None and scored:
@@ -67,19 +59,17 @@ def read_questions(
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Builds an object of JSON, whose readers silently keep the last value of a duplicate key."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"duplicate id {key!r}")
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"duplicate ids: {len(pairs) - len(found)}")
     return found
 
 
-def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, Any] | None]:
+def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Returns the predictions in a file in the order of the ids, and the report of their errors:
-    None if it is a JSON object with a text for each id and no other."""
+    empty for a JSON object with a text for each id and no other."""
     try:
-        found = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=once_each)
+        found = json.loads(path.read_bytes(), object_pairs_hook=once_each)
         if not isinstance(found, dict):
             raise ValueError('it must hold a JSON object, {"id1": "prediction1", ...}')
         for id_, text in found.items():
@@ -92,18 +82,7 @@ def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, 
         error = f"{path}: {len(missing)} ids are missing, {len(redundant)} are redundant"
         details = {"missing_keys": sorted(missing), "redundant_keys": sorted(redundant)}
         return {}, {"errors": [error], "details": details}
-    return {id_: found[id_] for id_ in ids}, None
-
-
-def label_of(kind: str, path: Path) -> str:
-    """Returns the name of a row: TYPE, after the encoding of the model that gave the predictions if
-    TYPE does not begin with one, as in `tape (keep_0)`. Files without a journal have no encoding.
-    """
-    headers = [header for header, _ in journals(path.with_suffix(".parts")).values()]
-    named = not kind or kind.split("_")[0] in {*ENCODINGS, *ALIASES}
-    if named or not headers or "encoding" not in headers[0]:
-        return kind
-    return f"{headers[0]['encoding']} ({kind})"
+    return {id_: found[id_] for id_ in ids}, {}
 
 
 def evaluate_task(
@@ -111,7 +90,7 @@ def evaluate_task(
 ) -> dict[str, dict[str, Any]]:
     """Verifies files of predictions for a task, scores them unless they are only verified, and
     writes <TYPE>/<task>_metrics.json, the results or the errors, and <task>_answers.html; returns
-    the reports by label, empty for valid predictions that are not scored. Errors in one file do not
+    the reports by type, empty for valid predictions that are not scored. Errors in one file do not
     stop the others; in place of results of an earlier file they are in <task>_errors.json.
 
     Args:
@@ -121,22 +100,22 @@ def evaluate_task(
     questions, golds = read_questions(task, given.split, given.data_dir, given.cache_dir, scored)
     reports, answered = {}, {}
     for kind, path in files.items():
-        texts, report = verify(path, questions)
-        label, target = label_of(kind, path), out / kind / f"{name}_metrics.json"
+        target = out / kind / f"{name}_metrics.json"
         errors = target.with_name(f"{name}_errors.json")
-        if report is None and scored:
-            answered[label] = texts
+        texts, report = verify(path, questions)
+        if report:
+            if target.exists() and b'"scrolls_score"' in target.read_bytes():
+                target = errors
+            print(f"error: {report['errors'][0]}; details are in {target}", file=sys.stderr)
+        elif scored:
+            answered[kind] = texts
             report = results(task, [*texts.values()], [*golds.values()])
             errors.unlink(missing_ok=True)
-        elif report is not None and target.exists() and b'"scrolls_score"' in target.read_bytes():
-            target = errors
-        reports[label] = report or {}
-        if report is not None:
+        reports[kind] = report
+        if report:
             write_text(target, json.dumps(report, indent=4) + "\n")  # as the official ones
-        if "errors" in reports[label]:
-            print(f"error: {report['errors'][0]}; details are in {target}", file=sys.stderr)
-        elif kind or not scored:
-            print(f"{path}: {reports[label].get('display', 'valid')}")
+        if texts and (kind or not scored):
+            print(f"{path}: {report.get('display', 'valid')}")
     if answered and "" not in answered:
         columns = {"question": questions, "gold answers": golds} | answered
         write_text(out / f"{name}_answers.html", page(pd.DataFrame(columns).loc[[*questions]]))
@@ -153,17 +132,12 @@ def page(table: pd.DataFrame) -> str:
 
 
 def table(reports: dict[str, dict[str, dict[str, Any]]], origin: str) -> pd.DataFrame:
-    """Returns scores in percent, a row per label; the paper's Table 1 (validation sets) follows.
-    `mean`, the benchmark's score, is missing where a task is.
-
-    Args:
-        reports: by label and task.
-        origin: where they are from.
-    """
+    """Returns scores in percent, a row per type; the paper's Table 1 (validation sets) follows.
+    `mean`, the benchmark's score, is missing where a task is."""
     ours = [
-        {"encoding": label, "from": origin}
+        {"encoding": kind, "from": origin}
         | {task: report.get("scrolls_score") for task, report in of_tasks.items()}
-        for label, of_tasks in sorted(reports.items())
+        for kind, of_tasks in sorted(reports.items())
     ]
     rows = pd.concat([pd.DataFrame(ours), pd.read_csv(PAPER)], ignore_index=True)
     rows = rows.reindex(columns=["encoding", *COLUMNS, "from"])
@@ -180,27 +154,17 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
-    """Evaluates a file of predictions, a folder of files <TYPE>.json or of runs that `tape
-    evaluate` has answered, or of all tasks folders <task> of these, of which it also writes
-    table.md and table.csv. Returns the reports by label and task.
-
-    Raises:
-        ValueError: if there are no predictions, or files with names that cannot be written.
+    """Evaluates the predictions of one task, or of all, whose folders <task> are in that of the
+    predictions; then writes table.md and table.csv as well. Returns the reports by type and task.
     """
     out, found = given.metrics_output_dir, {}
     for task in BENCHMARK if given.all else [given.dataset_name]:
         place = given.predictions / task if given.all else given.predictions
         files = {path.stem: path for path in sorted(place.glob("[!.]*.json"))}
-        of_runs = sorted(place.glob(f"*/scrolls/{task}.json"))
-        for path in of_runs:
-            if (twice := files.setdefault(path.parents[1].name, path)) != path:
-                raise ValueError(f"{path} and {twice} have one name in the table: rename one")
         if place.is_file():
             files = {"": place}
-        if unnamed := [path for path in files.values() if not str(path).isprintable()]:
-            raise ValueError(f"{str(unnamed[0])!r} has a name that is not UTF-8: rename it")
-        for label, report in evaluate_task(task, files, given).items() if files else ():
-            found.setdefault(label, {})[task] = report
+        for kind, report in evaluate_task(task, files, given).items() if files else ():
+            found.setdefault(kind, {})[task] = report
     if not found:
         raise ValueError(
             f"{given.predictions} has no predictions: expected a file, a folder of files "

@@ -26,19 +26,10 @@ from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
-from tape.validation import check_integer, check_path
+from tape.validation import check_path
 
 POOL = 32  # steps whose sequences are sorted by length together
 BATCH = 8  # prompts of full budget that are answered together in the report
-REPORT = """\
-# {run}
-
-{headline}
-
-{task}, budget {budget}: {metric} {score:.2f} on {questions} validation questions, greedily.
-
-All of them, with their answers: tape evaluate {folder} --task scrolls
-"""
 
 
 class TrainingRows(EpochOrder):
@@ -72,19 +63,13 @@ def padded(sequences: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 class ScrollsTask(Task):
-    """Trains on every gold answer of a task; validates on the first one of each question.
-
-    Raises:
-        ValueError: unless the run's `length` equals the budget's; for a question that leaves no
-            room for the document.
-    """
+    """Trains on every gold answer of a task; validates on the first one of each question."""
 
     collate = staticmethod(padded)
 
     def __init__(
         self, data: ScrollsData, settings: RunSettings, arguments: TrainingArguments, samples: int
     ):
-        check_integer("task.samples", samples)
         if settings.base_model is None:
             raise ValueError("give base_model=..., the folder of a pre-trained model")
         task = TASKS[data.task]
@@ -116,7 +101,8 @@ class ScrollsTask(Task):
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         """Answers some validation questions greedily and scores the answers."""
-        trained_for = {"task": self.data.task, "budget": self.data.budget}
+        task, budget = self.data.task, self.data.budget
+        trained_for = {"task": task, "budget": budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
         golds, examples = defaultdict(list), self.validation
         for row, id_ in enumerate(examples.ids):
@@ -126,11 +112,13 @@ class ScrollsTask(Task):
         for batch in plan(examples, rows, BATCH * self.prompts.budget.length):
             given = answers(model, self.tokenizer, batch)
             scores += [example(metric, text, golds[id_]) for id_, text in given.items()]
+        score = round(averages(metric, scores)[SCORE[metric]], 4)
         metrics = read_metrics(folder / "metrics.jsonl")
-        summary = facts(model, metrics) | trained_for | {"metric": SCORE[metric]}
-        summary["score"] = round(averages(metric, scores)[SCORE[metric]], 4)
-        summary["questions"] = len(rows)
-        about = {"run": folder.name, "folder": folder, "headline": headline(summary)}
-        text = REPORT.format(**about, **summary)
+        summary = facts(model, metrics) | trained_for
+        summary |= {"metric": SCORE[metric], "score": score, "questions": len(rows)}
+        text = f"# {folder.name}\n\n{headline(summary)}\n\n"
+        text += f"{task}, budget {budget}: {SCORE[metric]} {score:.2f} on {len(rows)} validation "
+        text += f"questions, greedily.\n\nAll of them: tape scrolls-generate model={folder} "
+        text += f"task={task} output=answers.json\n"
         publish(folder, metrics, summary, text)
         return text

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from tape.command import Distinct, Parser, folder_name, integer, model_folder, result_folder
@@ -82,10 +81,8 @@ def evaluate(given: Words = None) -> argparse.Namespace:
     how = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter, "add_help": False}
     parser = Parser("evaluate RUN", "Accuracy on a generated task.", **how)
     add = parser.add_argument
-    add("--task", choices=[*TASKS, SCROLLS], help="what is asked: each has options of its own")
-    found, others = parser.parse_known_args(words)
-    if (name := found.task) == SCROLLS:
-        return resolve_name("scrolls.parsers:evaluate")(others)
+    add("--task", choices=TASKS, help="what is asked: each has options of its own")
+    name = parser.parse_known_args(words)[0].task
     add("-h", "--help", action="help", help="show this message")
     add("--model", "--base_model", dest="run", type=model_folder, required=True)
     add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
@@ -106,7 +103,7 @@ def evaluate(given: Words = None) -> argparse.Namespace:
         TASKS[name](parser)
     arguments = parser.parse_args(words)
     if name is None:
-        parser.error(f"give --task, one of {', '.join((*TASKS, SCROLLS))}")
+        parser.error(f"give --task, one of {', '.join(TASKS)}")
     return arguments
 
 
@@ -144,7 +141,6 @@ def add_synthetic(parser: argparse.ArgumentParser) -> None:
 # The options of each task, and that of its batches (of `Questions.plan`) with its default.
 TASKS = {"addition": add_addition, "passkey": add_passkey, "synthetic": add_synthetic}
 BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch_size", 256)}
-SCROLLS = "scrolls"
 
 
 def names(text: str) -> list[str]:
@@ -208,7 +204,6 @@ def suite(given: Words = None) -> argparse.Namespace:
     parser = Parser("suite", "All encodings on all tasks.")
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
-    add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
     add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
     add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
     arguments = parser.parse_args(given)

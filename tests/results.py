@@ -3,8 +3,8 @@
 import json
 import math
 
-from arithmetic import Problems
 from arithmetic.addition_task import GRID
+from arithmetic.problems import Problems
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
 from tape.runs.folder import TRAINED, register_run

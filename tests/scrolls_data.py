@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import zipfile
 from pathlib import Path
 
 ANIMALS = ("heron", "otter", "badger", "lynx", "adder", "raven", "marten", "stoat")
@@ -56,8 +55,6 @@ def write_task(
         (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not zipped:
         return place
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
-        for split in ("train", "validation", "test"):
-            written.write(place / f"{split}.jsonl", f"{task}/{split}.jsonl")
+    shutil.make_archive(str(folder / task), "zip", folder, task)
     shutil.rmtree(place)
     return archive

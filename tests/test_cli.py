@@ -53,7 +53,6 @@ perplexity --model missing --data local
 perplexity --model . --data local --dtype float64
 evaluate missing --task addition
 evaluate . --task passkey --depth many
-evaluate missing --task scrolls
 lm-eval --model missing --tasks mmlu
 lm-eval --model .
 scrolls-generate --model missing --task quality --output x.json
@@ -74,7 +73,7 @@ export missing --out x
 
 
 def test_help_and_refusals_do_not_wait_for_torch():
-    tasks = [f"evaluate --task {task} --help" for task in (*parsers.TASKS, parsers.SCROLLS)]
+    tasks = [f"evaluate --task {task} --help" for task in parsers.TASKS]
     words = [*tasks, *(f"{name} --help" for name in cli.TARGETS), *REFUSED.strip().splitlines()]
     assert {*cli.TARGETS} == {line.split()[0] for line in REFUSED.strip().splitlines()}
     command = [sys.executable, "-c", ENDED_AT_ONCE]

@@ -241,7 +241,7 @@ NEEDLE = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
     ],
 )
 def test_the_suite_is_that_of_the_results(results, page, contrasts, tmp_path):
-    text, missing = suite([RESULTS / results], None, tmp_path, shlex.split(contrasts))
+    text, missing = suite([RESULTS / results], tmp_path, shlex.split(contrasts))
     assert not missing and text in (ROOT / "docs" / f"{page}.md").read_text()
 
 

@@ -24,7 +24,7 @@ from tape.export.card import model_card, own_text
 from tape.export.llama import require_llama, write_llama_config
 from tape.positions import ENCODINGS
 from tape.tasks.passkey.sequences import plain_tokenizer
-from tape.tasks.synthetic.generators import words_tokenizer
+from tape.tasks.synthetic.problems import words_tokenizer
 
 LLAMAS = (
     "rope",

@@ -16,23 +16,14 @@ def rouge(prediction, golds):
     return [*example("rouge", prediction, golds).values()]
 
 
-def score(metric, pairs):
-    """The score of (prediction, golds), as the benchmark has it."""
-    return averages(metric, [example(metric, *pair) for pair in pairs])[SCORE[metric]]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("The  Cat\tsat\non a mat.", "cat sat on mat"),
         ("state-of-the-art", "stateoftheart"),  # punctuation goes before articles are looked for
-        ("a-b", "ab"),
         ("A. B, the!", "b"),
-        ("it's $5 (five)", "its 5 five"),
-        (" the a AN ", ""),
         ("ÉCOLE  Straße", "école straße"),
         ("“the” …quoted¿", "“ ” …quoted¿"),  # only ASCII punctuation is deleted
-        ("l'a été", "la été"),
         ("the\u00a0end\u3000", "end"),
     ],
 )
@@ -67,12 +58,10 @@ def test_every_variant_of_rouge_has_its_own_best_gold():
     assert rouge(prediction, golds[:1]) == pytest.approx([1, 0, 0.25])
     assert rouge(prediction, golds[1:]) == pytest.approx([0.5, 0.4, 0.5])
     assert rouge(prediction, golds) == pytest.approx([1, 0.4, 0.5])
-    assert score("rouge", [(prediction, golds)]) == pytest.approx(200_000 ** (1 / 3))
-
-
-def test_rouge_knows_no_letters_but_ascii_and_keeps_articles():
-    assert rouge("the é", ["the ü"])[0] == 1
-    assert rouge("the cat", ["a cat"])[0] == 0.5
+    score = averages("rouge", [example("rouge", prediction, golds)])[SCORE["rouge"]]
+    assert score == pytest.approx(200_000 ** (1 / 3))
+    assert rouge("the é", ["the ü"])[0] == 1  # no letters but ASCII
+    assert rouge("the cat", ["a cat"])[0] == 0.5  # with articles
     assert rouge("running", ["runs"])[0] == 0  # no stems
 
 
@@ -89,9 +78,7 @@ def test_the_documented_example():
             shown = {"scrolls_score": value, "display_keys": [task.metric], "display": [value]}
             expected = {task.metric: value, **COUNTS, **shown}
         assert [*results(TASKS[name], *DOCUMENTED).items()] == [*expected.items()]
-    metrics = {name: task.metric for name, task in TASKS.items()}
-    assert metrics == {
-        **dict.fromkeys(("gov_report", "summ_screen_fd", "qmsum"), "rouge"),
-        **dict.fromkeys(("narrative_qa", "qasper", "sample"), "f1"),
-        **dict.fromkeys(("quality", "contract_nli"), "exact_match"),
-    }
+    of = {name: [task.name for task in TASKS.values() if task.metric == name] for name in SCORE}
+    assert of["rouge"] == ["gov_report", "summ_screen_fd", "qmsum"]
+    assert of["f1"] == ["narrative_qa", "qasper", "sample"]
+    assert of["exact_match"] == ["quality", "contract_nli"]

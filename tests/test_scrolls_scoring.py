@@ -110,7 +110,7 @@ def test_scores_are_written_and_printed(evaluate, write, qasper, tmp_path, capsy
     [
         ("null", "it must hold a JSON object", {}),
         ("{", "Expecting property name", {}),
-        ('{"q1": "x", "q1": "x"}', "duplicate id 'q1'", {}),
+        ('{"q1": "x", "q1": "x"}', "duplicate ids: 1", {}),
         ({"q1": "x", "q2": None, "q9": "x"}, "the prediction for 'q2' is not text", {}),
         ({"q1": "\ud800"}, "the prediction for 'q1' is not text", {}),
         ({"q2": "x"}, "2 ids are missing, 0 are redundant", (["q1", "q3"], [])),
@@ -144,30 +144,6 @@ def test_errors_stand_in_place_of_scores_but_replace_none(
         good = metrics(out)
         fails_into("qasper_errors.json", *more)
         assert metrics(out) == good and "f1" in good
-
-
-def test_rows_name_the_encoding(evaluate, write, official, tmp_path):
-    """Also of names that do not tell it; of predictions without a journal it is not known."""
-    for name in ("keep_0", "adape", "other"):
-        write(answers(official, "qasper"), f"qasper/{name}.json")
-    run = tmp_path / "predictions" / "qasper" / "run_1" / "scrolls"
-    for name in ("keep_0", "adape"):
-        header = {"encoding": "tape", "shard": "1/1", "batches": 0}
-        write(json.dumps(header) + "\n", f"qasper/{name}.parts/shard-1-of-1/parts.jsonl")
-    write(answers(official, "qasper"), "qasper/run_1/scrolls/qasper.json")
-    (run / "qasper.parts").symlink_to("../../keep_0.parts")
-    assert evaluate(official, task=None, file="") == 0
-    table = pd.read_csv(tmp_path / "out" / "table.csv")
-    assert [*table["encoding"]][:4] == ["adape", "other", "tape (keep_0)", "tape (run_1)"]
-    page = pd.read_html(tmp_path / "out" / "qasper_answers.html", index_col=0)[0]
-    assert [*page.columns][2:] == ["adape", "tape (keep_0)", "other", "tape (run_1)"]
-    assert (tmp_path / "out" / "keep_0" / "qasper_metrics.json").is_file()
-
-
-def test_two_answers_of_one_name_are_refused(evaluate, write, official):
-    for name in ("adape.json", "adape/scrolls/qasper.json"):
-        write(answers(official, "qasper"), f"qasper/{name}")
-    assert "have one name in the table: rename one" in evaluate(official, task=None, file="")
 
 
 def test_verify_only_scores_nothing(evaluate, write, official, tmp_path, capsys):

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from commands import run_command
 from conftest import composed
-from omegaconf import OmegaConf
 from trained import assert_same_weights, losses, weights
 
 from tape.commands import train
@@ -20,33 +19,38 @@ from tape.results.report import read_run
 from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
 from tape.tasks.synthetic import synthetic_task
-from tape.tasks.synthetic.generators import TASKS
-from tape.tasks.synthetic.problems import Synthetic
-from tape.tasks.synthetic.suite import (
-    contrast,
-    draw,
-    encoding_name,
-    predicted,
-    suite,
-)
-from tape.tasks.synthetic.synthetic_task import learned, lengths_to, longest_solved
+from tape.tasks.synthetic.problems import TASKS, Synthetic
+from tape.tasks.synthetic.suite import contrast, draw, predicted, suite
+from tape.tasks.synthetic.synthetic_task import lengths_to, longest_solved
 from tape.training import callbacks
 from tape.training.callbacks import last_step, reached
 
 SETTINGS = """experiment=synthetic data.min_length=1 data.max_length=2 length=4 eval_blocks=8
-    model.hidden_size=32 model.intermediate_size=64 task.samples=8 task.criterion=0.3
+    position=rope model.hidden_size=32 model.intermediate_size=64 task.samples=8 task.criterion=0.3
     trainer.max_steps=100 trainer.eval_steps=10 trainer.save_steps=10 trainer.logging_steps=1
     trainer.per_device_train_batch_size=16 trainer.warmup_steps=0 trainer.learning_rate=5e-3
     trainer.lr_scheduler_type=constant"""
 
 
-@pytest.fixture
-def start(tmp_path):
-    def start(*overrides, folder=tmp_path / "run"):
-        train.run(composed(*SETTINGS.split(), *overrides, f"output_dir={folder}"))
-        return folder
+def start(folder, *overrides):
+    train.run(composed(*SETTINGS.split(), *overrides, f"output_dir={folder}"))
+    return folder
 
-    return start
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """Two runs that reached their criterion, and one that did not."""
+    place = tmp_path_factory.mktemp("suite")
+    folders = [place / f"parity_rope_{seed}" for seed in range(3)]
+    for seed, folder in enumerate(folders):
+        start(folder, f"seed={seed}", f"trainer.max_steps={10 if seed == 2 else 100}")
+    with (folders[2] / "metrics.jsonl").open("a") as file:  # a continuation, not saved yet
+        file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
+    for folder in folders:
+        words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 10)
+        done = run_command(*words, folder=place)
+        assert done.status == 0, done.err
+    return folders
 
 
 def test_the_criterion_takes_two_successive_validations():
@@ -59,59 +63,42 @@ def test_the_criterion_takes_two_successive_validations():
     assert [last_step(n, 100) for n in (None, 10, 11, 90)] == [100, 12, 14, 100]
 
 
-def test_a_run_ends_soon_after_its_criterion(start):
-    folder = start("position=rope")
+def test_a_run_ends_soon_after_its_criterion(evaluated):
+    folder = evaluated[0]
     rows = read_metrics(folder / "metrics.jsonl")
-    found = json.loads((folder / "report" / "report.json").read_text())
-    step = found["criterion_step"]
+    step = json.loads((folder / "report" / "report.json").read_text())["criterion_step"]
     end = max(row["step"] for row in rows)
     assert step == reached(rows, 0.3) and end == last_step(step, 100) < 100
-    assert (
-        f"Reached 30% right answers in the trained lengths at step {step}."
-        in (folder / "report" / "report.md").read_text()
-    )
+    told = f"Reached 30% right answers in the trained lengths at step {step}."
+    assert told in (folder / "report" / "report.md").read_text()
     rates = {row["step"]: row["learning_rate"] for row in rows if "learning_rate" in row}
     assert all(rate == 5e-3 for n, rate in rates.items() if n <= step)
     for n in range(step, end):  # of the step that follows step n
         assert rates[n + 1] == pytest.approx(5e-3 * (end - n) / (end - step))
-    assert Synthetic.load(folder) == Synthetic("parity", 1, 2)
     run = read_run(folder, faults := [])
     assert (run["steps"], run["criterion step"], faults) == (end, step, [])
     for setting in ("task.samples=5", "trainer.eval_steps=1"):  # they decide whether it is reached
         with pytest.raises(ValueError, match=setting.partition("=")[0]):
-            start("position=rope", setting)
+            start(folder, "seed=0", setting)
 
 
-def test_a_finished_run_is_not_trained_again_and_a_continued_one_equals_it(start, tmp_path, capsys):
-    whole = start("position=rope", folder=tmp_path / "whole")
-    parts = shutil.copytree(whole, tmp_path / "parts")
+def test_a_finished_run_is_not_trained_again_and_a_continued_one_equals_it(evaluated, tmp_path):
+    whole, parts = evaluated[0], shutil.copytree(evaluated[0], tmp_path / "parts")
     last = max(parts.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
     shutil.rmtree(last)
     (parts / "model.safetensors").unlink()
     begun = (whole / "metrics.jsonl").read_text()
-    start("position=rope", folder=whole)
+    start(whole, "seed=0")
     assert (whole / "metrics.jsonl").read_text() == begun
-    start("position=rope", folder=parts)
+    start(parts, "seed=0")
     assert_same_weights(weights(whole), weights(parts))
     assert losses(whole) == losses(parts)
-
-
-def test_a_run_that_fails_its_criterion_says_so(start, tmp_path):
-    folder = start("position=rope", "task.criterion=0.999", "trainer.max_steps=10")
-    assert json.loads((folder / "report" / "report.json").read_text())["criterion_step"] is None
-    assert "Failed to reach 100% right" in (folder / "report" / "report.md").read_text()
-    with (folder / "metrics.jsonl").open("a") as file:  # a continuation, not saved yet
-        file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
-    words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 2)
-    assert run_command(*words, folder=tmp_path).status == 0
-    assert not learned(pd.read_csv(folder / "synthetic" / "synthetic.csv")).any()
 
 
 def test_lengths_are_half_octaves_from_half_the_trained_length():
     found = doctest.testmod(synthetic_task)
     assert found.attempted and not found.failed
     assert lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
-    assert lengths_to(Synthetic("recall", 4, 500), None)[-1] == 1039
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -124,43 +111,23 @@ def test_every_task_has_its_entry(task):
     assert cfg.longest == problems.positions(TASKS[task].tested)
 
 
-def test_the_longest_solved_length_ends_where_a_shorter_one_fails():
-    def rows(*values):
-        lengths = [10 * 2**n for n in range(len(values))]
-        return pd.DataFrame(
-            {"measure": "accuracy", "length": lengths, "value": values, "n": 10, "reached": 1}
-        )
-
-    assert longest_solved(rows(1, 0.9, 0.8, 1)) == 20
-    assert longest_solved(rows(0.5, 1)) == 0
-
-
-@pytest.fixture
-def evaluated(start, tmp_path):
-    """Two runs that reached their criterion, and one that did not."""
-    folders = []
-    for seed, settings in enumerate(([], [], ["task.criterion=0.3", "trainer.max_steps=10"])):
-        folder = tmp_path / f"parity_rope_{seed}"
-        start("position=rope", f"seed={seed}", *settings, folder=folder)
-        words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 10)
-        done = run_command(*words, folder=tmp_path)
-        assert done.status == 0, done.err
-        folders.append(folder)
-    return folders
+@pytest.mark.parametrize(("values", "solved"), [((1, 0.9, 0.8, 1), 20), ((0.5, 1), 0)])
+def test_the_longest_solved_length_ends_where_a_shorter_one_fails(values, solved):
+    lengths = [10 * 2**n for n in range(len(values))]
+    about = {"measure": "accuracy", "length": lengths, "value": values, "n": 10}
+    assert longest_solved(pd.DataFrame(about)) == solved
 
 
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     with pytest.raises(ValueError, match=r"different settings: trainer\.max_steps"):
-        suite(evaluated, None, tmp_path / "unequal")
+        suite(evaluated, tmp_path / "unequal")
     with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
-        suite(evaluated[:1], None, tmp_path / "contrast", ["copy:fire"])
-    # The run that had fewer steps is one of the same settings, for the rest of this test.
-    for name in ("run.json", "trained.json"):
-        path = evaluated[2] / name
-        if path.exists():
-            path.write_text(path.read_text().replace('"max_steps": 10,', '"max_steps": 100,'))
+        suite(evaluated[:1], tmp_path / "contrast", ["copy:fire"])
+    evaluated = [shutil.copytree(run, tmp_path / run.name) for run in evaluated]
+    trained = evaluated[2] / "trained.json"  # for this test, of the same settings
+    trained.write_text(trained.read_text().replace('"max_steps": 10,', '"max_steps": 100,'))
     out = tmp_path / "out"
-    text, missing = suite(evaluated, None, out)
+    text, missing = suite(evaluated, out)
     assert not missing and (out / "heatmap.png").stat().st_size > 1000
     (row,) = csv.DictReader((out / "suite.csv").open(newline=""))
     assert (row["task"], row["encoding"], row["learned"]) == ("parity", "rope", "2 of 3")
@@ -169,17 +136,15 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert text.startswith("| encoding | parity |\n|---|---|\n| rope | ") and ", 2 of 3 |" in text
     tables = [pd.read_csv(run / "synthetic" / "synthetic.csv") for run in evaluated]
     assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
-    twice = np.mean(
-        [t[(t["measure"] == "accuracy") & (t["length"] == 4)]["value"] for t in tables[:2]]
-    )
+    failed = evaluated[2] / "report"
+    assert json.loads((failed / "report.json").read_text())["criterion_step"] is None
+    assert "Failed to reach 30% right" in (failed / "report.md").read_text()
+    twice = np.mean([t.query("measure == 'accuracy' and length == 4")["value"] for t in tables[:2]])
     assert float(row["at twice, %"]) == pytest.approx(100 * twice, abs=0.05)
     report([str(tmp_path), "--out", str(tmp_path / "page")])
-    (page,) = (tmp_path / "page").iterdir()
-    shown = page.read_text()
-    assert "2 of 3" in shown and "criterion step" in shown
-    # Saved results take part, and runs replace their own.
-    again, _ = suite(evaluated[:1], out, tmp_path / "again")
-    assert again == text
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "2 of 3" in page and "criterion step" in page
+    assert suite([out], tmp_path / "again")[0] == text  # from saved results
     table, _ = compare(evaluated, tmp_path / "compared", "synthetic")
     cells = next(line for line in table.splitlines() if line.startswith("| rope | 3 "))
     assert f"| {100 * twice:.1f} ±" in cells and cells.count(" (n = 2) |") == 3
@@ -198,22 +163,6 @@ def test_predictions_are_tested_by_the_lengths_of_all_runs():
         "| copy | fox | rope | not run | - | - | - |",
     ]
     assert predicted(lengths, []) == ""
-
-
-@pytest.mark.parametrize(
-    ("position", "name"),
-    [
-        ("tape", "tape"),
-        ("tape_xavier", "tape init=xavier"),
-        ("tape_subset", "tape sampler=subset"),
-        ("randpe", "randpe"),
-        ("learned", "learned"),
-    ],
-)
-def test_a_cell_has_the_same_name_whatever_else_was_run(position, name):
-    cfg = composed(*SETTINGS.split(), f"position={position}")
-    (settings,) = pd.json_normalize(OmegaConf.to_container(cfg, resolve=True)).to_dict("records")
-    assert encoding_name({key: x for key, x in settings.items() if x is not None}) == name
 
 
 def test_the_picture_names_what_was_not_learned():

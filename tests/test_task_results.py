@@ -1,6 +1,5 @@
 """Answers on tasks that are right, results and heat maps, and the command line."""
 
-import csv
 import json
 import logging
 from dataclasses import replace
@@ -11,14 +10,12 @@ from commands import run_command
 from test_prompts import byte_level
 from test_tasks import CASES, evaluate, make_run, refused
 
-import tape.tasks.evaluate as entry
-from arithmetic import Problems, character_tokenizer
-from arithmetic.addition_task import GridQuestions
+from arithmetic.addition_task import GRID
 from tape import parsers
 from tape.evaluation.figures import heat_map
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
-from tape.tasks.passkey.passkey_task import PasskeyTask
+from tape.tasks.passkey.passkey_task import PASSKEY, PasskeyTask
 from tape.tasks.passkey.sequences import Passkeys, Prompt
 
 
@@ -58,17 +55,6 @@ def test_which_answers_are_right(name, question, found):
         assert answer.counts == ((n, 1) if name == "addition" else (1, right, n, 5))
 
 
-def test_spaces_are_no_mistakes_of_a_model_that_learned_them():
-    """It needs the room for them, too."""
-    tokenizer = character_tokenizer()
-    for spaces, room, text in ((0.0, 3, "5 1 "), (0.5, 6, "51")):
-        questions = GridQuestions(Problems(spaces=spaces), 1, 3)
-        question = next(iter(questions.groups(None)))[0]
-        assert question.room == room  # " 5 1 " and EOS
-        written = tokenizer(f"5 1 {tokenizer.eos_token}")["input_ids"]
-        assert questions.mark(question, written, tokenizer).text == text + tokenizer.eos_token
-
-
 @pytest.fixture
 def no_folder(monkeypatch):
     """Command lines are read though there is no such model."""
@@ -91,11 +77,10 @@ def truth(question, end):
     return getattr(question.answer, "answer", question.answer) + end
 
 
-def drawn(name, folder):
-    """The heat map of the results in a folder."""
-    results = entry.task_of(name).results
-    asked, rows = results.read(folder)
-    return heat_map(results.view.heatmap, rows.assign(row="run"), {"run": asked})
+def summary_of(results):
+    summary = json.loads((results / "summary.json").read_text())
+    parts = [(summary[part]["correct"], summary[part]["total"]) for part in ("inside", "outside")]
+    return summary, parts
 
 
 @pytest.mark.parametrize("name", ["addition"])
@@ -103,21 +88,19 @@ def test_rows_are_the_first_operand(name, folder, monkeypatch):
     saying(monkeypatch, lambda each, end: "" if each.cell[0] == 2 else truth(each, end))
     evaluate(folder, name)
     results = folder / "grid"
-    rows = [*csv.DictReader((results / "grid.csv").open())]
-    assert [*rows[3].values()] == ["accuracy", "2", "1", "0.0", "4", "share"]
-    wrong = {(r["first_digits"], r["second_digits"]) for r in rows if r["value"] == "0.0"}
-    assert wrong == {("2", "1"), ("2", "2"), ("2", "3")}
+    asked, rows = GRID.read(results)
+    wrong = rows[rows["value"] == 0][["first_digits", "second_digits"]].to_numpy().tolist()
+    assert wrong == [[2, 1], [2, 2], [2, 3]]
     kept = [json.loads(line) for line in (results / "wrong.jsonl").read_text().splitlines()]
     assert [(row["n"], row["m"]) for row in kept] == [(2, m) for m in (1, 2, 3) for _ in range(3)]
-    axes, _ = drawn(name, results).axes
+    axes, _ = heat_map(GRID.view.heatmap, rows.assign(row="run"), {"run": asked}).axes
     image = axes.images[0]
     np.testing.assert_array_equal(image.get_array(), [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
     assert [*image.get_extent()] == [-0.5, 2.5, 2.5, -0.5]  # (1, 1) at the top left
     assert "first" in axes.get_ylabel() and "0.667" in axes.get_title()
     frame = axes.patches[0].get_bbox()  # 2 x 1 digits in training
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, -0.5, 1.5)
-    summary = json.loads((results / "summary.json").read_text())
-    parts = [(summary[part]["correct"], summary[part]["total"]) for part in ("inside", "outside")]
+    summary, parts = summary_of(results)
     assert parts == [(4, 8), (20, 28)]
     assert [cell["accuracy"] for cell in summary["diagonal"]] == [1, 0, 1]
     assert summary["evaluated"]["samples"] == 4 and len(summary["evaluated"]["model"]) == 64
@@ -128,7 +111,8 @@ def test_rows_are_lengths_and_depths(name, folder, monkeypatch):
     """Wrong at depth 0.5 of 60 tokens; the training went to 40."""
     saying(monkeypatch, lambda each, end: "" if each.cell == (60, 0.5) else truth(each, end))
     evaluate(folder, name)
-    assert (folder / "passkey" / "passkey.csv").read_text().splitlines()[-6:] == [
+    results = folder / "passkey"
+    assert (results / "passkey.csv").read_text().splitlines()[-6:] == [
         "accuracy,60,0.5,0.0,4,share",
         "found,60,0.5,0.0,4,share",
         "tokens,60,0.5,60.0,4,tokens",
@@ -136,11 +120,10 @@ def test_rows_are_lengths_and_depths(name, folder, monkeypatch):
         "found,60,1.0,1.0,4,share",
         "tokens,60,1.0,60.0,4,tokens",
     ]
-    summary = json.loads((folder / "passkey" / "summary.json").read_text())
-    parts = [(summary[part]["correct"], summary[part]["total"]) for part in ("inside", "outside")]
+    summary, parts = summary_of(results)
     assert parts == [(12, 12), (8, 12)]
     assert summary["lengths"][1]["accuracy"] == summary["lengths"][1]["found"] == 8 / 12
-    wrong = (folder / "passkey" / "wrong.jsonl").read_text().splitlines()
+    wrong = (results / "wrong.jsonl").read_text().splitlines()
     assert len(wrong) == 3 and all(json.loads(row)["depth"] == 0.5 for row in wrong)
 
 
@@ -152,31 +135,28 @@ def test_several_values_count_alone_and_together(name, folder, monkeypatch):
     assert (folder / "passkey_2x2" / "passkey.csv").exists()
     of = {measure: [*rows["value"]] for measure, rows in found.rows.groupby("measure")}
     assert of["accuracy"] == [0, 1, 1] and of["found"] == [0.5, 1, 1]
-    results = entry.task_of("passkey").results
-    (length,) = results.summary(found)["lengths"]
+    (length,) = PASSKEY.summary(found)["lengths"]
     assert (length["accuracy"], length["found"]) == (8 / 12, 20 / 24)
-    assert ", 0.833 of the values" in results.describe(found)
+    assert ", 0.833 of the values" in PASSKEY.describe(found)
 
 
-def test_the_papers_command_line(tmp_path, no_folder):
+def test_command_lines(tmp_path, no_folder):
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
     given = parsers.evaluate(["--task", "passkey", *line.split()])
     questions, name = PasskeyTask.asked(given, given.run, load(make_run(tmp_path, "original"))[0])
-    assert [*questions.lengths] == [*range(1000, 8001, 1000)]
     assert (questions.num_tests, questions.plain, questions.original) == (20, False, False)
     batches = replace(questions, num_tests=1, depths=1).plan(byte_level(), 16384)
-    assert max(batch.length for batch in batches) <= given.context_size and name == "passkey"
+    asked = sorted(question.tokens for batch in batches for question in batch.questions)
+    assert asked == [*range(1000, 8001, 1000)] and name == "passkey"
+    assert max(batch.length for batch in batches) <= given.context_size
+    Passkeys(max_length=90, keys=2).save(tmp_path / "keys")
+    given = parsers.evaluate([str(tmp_path / "keys"), "--task", "passkey"])
+    questions, name = PasskeyTask.asked(given, tmp_path / "keys", None)
+    assert (questions.keys, questions.values, questions.plain, name) == (2, 1, True, "passkey")
+    assert (questions.max_tokens, questions.interval, questions.trained) == (720, 90, 90)
     for words in ("max_length=10 shard=1/4", "--max_length 10 --shard=1/4"):  # script/eval_add.sh
         given = parsers.evaluate(["output/add_tape", "--task", "addition", *words.split()])
         assert (str(given.run), given.max_length, given.shard) == ("output/add_tape", 10, "1/4")
-
-
-def test_needles_of_the_training_are_those_that_are_asked(tmp_path, no_folder):
-    Passkeys(max_length=90, keys=2).save(tmp_path)
-    given = parsers.evaluate([str(tmp_path), "--task", "passkey"])
-    questions, name = PasskeyTask.asked(given, tmp_path, None)
-    assert (questions.keys, questions.values, questions.plain, name) == (2, 1, True, "passkey")
-    assert (questions.max_tokens, questions.interval, questions.trained) == (720, 90, 90)
 
 
 def test_the_command(tmp_path, caplog):
@@ -188,8 +168,7 @@ def test_the_command(tmp_path, caplog):
     words = ["--num_tests", "1", "--depths", "1", "--processes", "1"]
     done = run_command("eval_retrieval.py", "--base_model", base, *words, folder=tmp_path)
     assert done.status == 0 and "320 tokens: " in caplog.text and "outside: " in caplog.text
-    results = tmp_path / "output" / "llama" / "passkey"
-    lengths = entry.task_of("passkey").results.read(results).rows["length"]
+    lengths = PASSKEY.read(tmp_path / "output" / "llama" / "passkey").rows["length"]
     assert [*lengths.unique()] == [40 * n for n in range(1, 9)]  # eight times 40
     assert sorted(path.name for path in base.iterdir()) == before
 
@@ -197,16 +176,15 @@ def test_the_command(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        ("addition", "--samples 2000000", "max_length=3 and samples=2000000: 18,000,000 quest"),
         ("addition", "--name report", "--name='report' is used by"),
         ("addition", "--context_size 8", r"context_size=8 is shorter .*, 8 \+ 5 tokens: .*_length"),
         ("passkey", "--interval 20", r"prompt of 20 tokens has no room .* which take 2\d"),
         ("passkey", "--context_size 64", r"context_size=64 is shorter .*, 60 \+ 9 tokens"),
-        ("passkey", "--interval 70", "interval=70, the shortest length, is more than max_tokens"),
+        ("passkey", "--interval 70", "interval=70 exceeds max_tokens=60"),
         ("passkey", "--keys 25", "keys=25 must be an integer in 1..24"),
         ("passkey", "--original", "one key and one value, and this .*: leave out --original"),
         ("original", "--values 2", "one key and one value, and this .*: leave out --original"),
-        ("synthetic", "--max_length 0", "max_length=0: problems of copy have lengths in 1..100000"),
+        ("synthetic", "--max_length 0", "max_length=0 must be an integer in 1..100000"),
     ],
 )
 def test_refusals(name, flags, message, folder):

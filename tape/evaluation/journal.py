@@ -150,7 +150,6 @@ def complete_shard(
     batches: Sequence[Any],
     answered: Answered,
     row: Callable[[Any, Any], dict[str, Any]],
-    title: Callable[[Any], str] = lambda batch: "",
 ) -> None:
     """Answers the batches of one shard of an evaluation that are not in its journal yet.
 
@@ -160,7 +159,6 @@ def complete_shard(
         batches: each with its `cost`, the tokens to run.
         answered: yields the numbers of batches, in any order, with their answers (`answering`).
         row: returns the record of a batch and its answers.
-        title: of a batch, beside the progress bar.
 
     Raises:
         ValueError: if the folder holds an evaluation of another model or with other settings.
@@ -182,7 +180,6 @@ def complete_shard(
         with bar, path.open("a", encoding="utf-8") as file:
             for number, given in answered(missing):
                 batch = batches[number]
-                bar.set_postfix_str(title(batch))
                 file.write(json.dumps({"batch": number, **row(batch, given)}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -106,7 +106,6 @@ def run(arguments: argparse.Namespace) -> str:
         batches,
         lambda missing: ((n, answer(model, text, batch)) for n, batch in missing.items()),
         lambda batch, found: found,
-        title=lambda batch: f"windows of {batch.length:,}",
     )
     return publish(arguments, header, text.name, results)
 

@@ -15,8 +15,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
 
-MOST = 10**7  # questions of an evaluation
-
 
 class Question(NamedTuple):
     """A prompt and its answer: texts, or token ids and labels (T,) if one forward pass answers."""
@@ -112,10 +110,6 @@ class Questions:
         return sorted(batches, key=lambda batch: -batch.cost)
 
 
-def check_count(asked: int, settings: str) -> None:
-    """Raises a ValueError for more than `MOST` questions."""
-    if asked > MOST:
-        raise ValueError(f"{settings}: {asked:,} questions; at most {MOST:,} are allowed")
 
 
 @contextmanager

@@ -3,10 +3,6 @@
 tape evaluate output/add_adape --task addition --max_length 10 --shard 1/4
 tape evaluate output/passkey_tape_0 --task passkey
 tape evaluate output/parity_tape --task synthetic --samples 500
-
-The run's task of SCROLLS has options, answers and metrics of its own (scrolls/generate.py):
-
-tape evaluate output/scrolls/quality/tape --task scrolls
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ from tape.command import expected_errors
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
-from tape.evaluation.questions import Batch, Questions
 from tape.evaluation.view import Evaluation
 from tape.model.checkpoint import identified
 from tape.runs.folder import folder_for_results
@@ -40,21 +35,24 @@ TASKS = {
 log = logging.getLogger(__name__)
 
 
-def task_of(name: str) -> type[GeneratedTask]:
-    return resolve_name(TASKS[name])
-
-
 def evaluate(given: argparse.Namespace) -> Evaluation | None:
     """Answers the questions of one shard that are not in its journal yet; writes the results and
     returns them if all other shards are complete."""
-    task, folder, shard = task_of(given.task), given.run, Shard.parse(given.shard)
+    task: type[GeneratedTask] = resolve_name(TASKS[given.task])
+    folder, shard = given.run, Shard.parse(given.shard)
     position = extended(given, folder)
     from_folder = partial(load, intervention=given.intervention, position=position)
     model, tokenizer = from_folder(folder)
     questions, name = task.asked(given, folder, model)
-    batching = {task.batching[0]: getattr(given, task.batching[0])}
+    size, _ = parsers.BATCHING[given.task]
+    batching = {size: getattr(given, size)}
     batches = questions.plan(tokenizer, **batching)
-    check_context(given.context_size, questions, batches)
+    needed, new = max((batch.length, batch.new_tokens) for batch in batches)
+    if given.context_size is not None and needed > given.context_size:
+        raise ValueError(
+            f"context_size={given.context_size} is shorter than the longest prompt and its answer, "
+            f"{needed - new} + {new} tokens: raise it, or lower {questions.LIMIT}"
+        )
     questions.check(model, batches)
     header = identified(folder) | questions.settings() | batching
     header |= {"wrong": given.wrong, "batches": len(batches)}
@@ -89,25 +87,11 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     return evaluation
 
 
-def check_context(size: int | None, questions: Questions, batches: list[Batch]) -> None:
-    """Raises a ValueError if prompts and answers are longer than the tokens that are available."""
-    needed, new = max((batch.length, batch.new_tokens) for batch in batches)
-    if size is not None and needed > size:
-        raise ValueError(
-            f"context_size={size} is shorter than the longest prompt and its answer, "
-            f"{needed - new} + {new} tokens: raise it, or lower {questions.LIMIT}"
-        )
-
-
 @expected_errors(continues=True)
 def main(words: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    given = parsers.evaluate(words)
-    if given.task == parsers.SCROLLS:
-        resolve_name("scrolls.generate:evaluate_run")(given)
-    else:
-        evaluate(given)
+    evaluate(parsers.evaluate(words))
 
 
 if __name__ == "__main__":

@@ -27,22 +27,25 @@ from tape.evaluation.view import Evaluation
 from tape.files import read_object, reading, write_text
 from tape.hashing import splitmix64
 from tape.model.modeling import TapeForCausalLM
+from tape.parsers import BATCHING
 from tape.runs.metrics import read_metrics
 from tape.settings.schema import RunSettings
 from tape.training.arguments import training_order
 from tape.training.callbacks import reached
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
-from tape.validation import check_arguments, check_fraction, check_integer
+from tape.validation import check_arguments, check_fraction
 
-NO_LABEL = -100
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 Block = tuple[np.ndarray, np.ndarray]  # tokens and labels (B, T) of sequences
 
 
-def is_held_out(hashes: np.ndarray) -> np.ndarray:
-    """Returns which problems are for evaluation only, from uint64 sums over their tokens."""
-    return splitmix64(hashes) >> (64 - HELD_OUT_BITS) == 0
+def is_held_out(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns which problems (B,) are for evaluation only, by a hash: the sum of a random number
+    per place, times 1 + the value. Values (B, ...) of -1 are left out."""
+    weighted = (values + 1).astype(np.uint64) * splitmix64(places.astype(np.uint64))
+    hashes = splitmix64(weighted.reshape(len(values), -1).sum(axis=1))
+    return hashes >> (64 - HELD_OUT_BITS) == 0
 
 
 def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrainedTokenizerFast:
@@ -58,22 +61,13 @@ def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrai
     )
 
 
-def save(settings: Any, path: Path) -> None:
-    """Writes the fields of a dataclass."""
-    write_text(path, json.dumps(asdict(settings), indent=1) + "\n")
-
-
-def load(cls: type, path: Path, dropped: tuple[str, ...] = ()) -> Any:
-    """Reads settings written by `save`. Fields of former versions in `dropped` may be null.
-
-    Raises:
-        ValueError: if the fields in the file are not those of `cls`.
-    """
-    found = read_object(path)
-    found = {name: x for name, x in found.items() if name not in dropped or x is not None}
-    with reading(path):
-        check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
-        return cls(**found)
+def added(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Adds numbers of decimal digits (B, W), the lowest first: (B, W + 1)."""
+    digits = np.pad(first + second, ((0, 0), (0, 1)))
+    for place in range(first.shape[1]):
+        carried, digits[:, place] = np.divmod(digits[:, place], 10)
+        digits[:, place + 1] += carried
+    return digits
 
 
 class Source:
@@ -81,7 +75,7 @@ class Source:
 
     Attributes:
         FILE: in the folder of the model.
-        DROPPED: fields of former versions, which may be null there.
+        DROPPED: fields of former versions, with the value that this version still has.
         CHUNK: sequences that are generated at a time.
         tokenizer: returns that of all such sequences.
         length: tokens of a training sequence.
@@ -89,7 +83,7 @@ class Source:
     """
 
     FILE: ClassVar[str]
-    DROPPED: ClassVar[tuple[str, ...]] = ()
+    DROPPED: ClassVar[dict[str, Any]] = {}
     CHUNK: ClassVar[int]
     tokenizer: ClassVar[Callable[[], PreTrainedTokenizerBase]]
     length: int
@@ -101,33 +95,27 @@ class Source:
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        save(self, Path(folder) / self.FILE)
+        write_text(Path(folder) / self.FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads settings written by `save`.
-
-        Raises:
-            ValueError: if the folder has none, or the file has others.
-        """
+        """Reads settings written by `save`, and refuses others."""
         file = Path(folder) / cls.FILE
         if not file.is_file():
             raise ValueError(f"{folder} has no {cls.FILE}: give the folder of a run on this task")
-        return load(cls, file, cls.DROPPED)
+        found, gone = read_object(file), cls.DROPPED.items()
+        found = {name: value for name, value in found.items() if (name, value) not in gone}
+        with reading(file):
+            check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
+            return cls(**found)
 
 
 class GeneratedSequences(Dataset):
     """`total` sequences as input_ids and labels, (length,) each. Sequence i is a function of i and
-    the seed, independent of batches, processes and interruptions. Held-out sequences differ from
-    training sequences for all seeds. Only the latest chunk is kept: read them in order.
-
-    Raises:
-        ValueError: for total below 1, or a negative seed.
-    """
+    the seed. Held-out sequences differ from training sequences for all seeds. Only the latest chunk
+    is kept: read them in order."""
 
     def __init__(self, source: Source, total: int, seed: int, held_out: bool = False):
-        check_integer("total", total)
-        check_integer("seed", seed, least=0)
         self.source, self.total, self.seed, self.held_out = source, total, seed, held_out
         self._latest: tuple[int, list[Tensor]] | None = None
 
@@ -157,23 +145,12 @@ class GeneratedTask(Task):
         name: of the task on the command line.
         unit: of the sequences, plural.
         results: of an evaluation.
-        batching: the argument of `Questions.plan`, an option of the command, and its default.
-
-    Args:
-        source: settings of the sequences.
-        samples: questions of each cell.
-        criterion: see `Task`.
-
-    Raises:
-        ValueError: for a source of another task; unless the run's `length` equals that of the
-            sequences.
     """
 
     kind: type[Source]
     name: str
     unit: str
     results: Accuracy
-    batching: tuple[str, int]
 
     def __init__(
         self,
@@ -196,7 +173,6 @@ class GeneratedTask(Task):
             )
         if settings.eval_blocks is None:
             raise ValueError(f"eval_blocks=null: the number of {unit} is unlimited; give a number")
-        check_integer("task.samples", samples)
         if criterion is not None:
             check_fraction("task.criterion", criterion)
         self.source, self.tokenizer, self.criterion = source, source.tokenizer(), criterion
@@ -206,7 +182,7 @@ class GeneratedTask(Task):
         sets = GeneratedSequences(source, 1, seed=0), self.evaluation
         written = "".join(self.tokenizer.decode(of[0]["input_ids"]) for of in sets)
         self.fingerprints = {unit: hashlib.sha256(written.encode()).hexdigest()[:16]}
-        how = dict([self.batching])
+        how = dict([BATCHING[self.name]])
         self.planned = [(q, q.plan(self.tokenizer, **how)) for q in self.questions(samples)]
 
     def questions(self, samples: int) -> list[Questions]:
@@ -255,12 +231,10 @@ class GeneratedTask(Task):
         lengths = [max(question.cell) for question, _ in answered]  # the other condition is less
         shares = pd.Series([answer.right for _, answer in answered]).groupby(lengths).mean()
         rows = [(length, f"{share:.1%}") for length, share in shares.items()]
-        _, answer = min(answered, key=lambda each: each[0].cell)
         parts += [
             markdown_table([("length", "right answers"), *rows]),
-            f"{len(answered):,} {self.unit}. An answer to one of the shortest:",
-            "\n".join(f"    {name}: {text}" for name, text in answer.shown.items()),
-            f"More {self.unit} and a picture: tape evaluate {folder} --task {self.name}",
+            f"{len(answered):,} {self.unit}. More of them, answers and a picture: tape evaluate "
+            f"{folder} --task {self.name}",
         ]
         text = "\n\n".join(parts) + "\n"
         publish(folder, metrics, summary, text)
@@ -270,11 +244,7 @@ class GeneratedTask(Task):
     def asked(
         given: argparse.Namespace, folder: Path, model: TapeForCausalLM
     ) -> tuple[Questions, str]:
-        """Returns what a command asks of the model in a folder, and the name of the results.
-
-        Raises:
-            ValueError: if the options do not go together.
-        """
+        """Returns what a command asks of the model in a folder, and the name of the results."""
         raise NotImplementedError
 
     @staticmethod

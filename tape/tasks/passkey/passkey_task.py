@@ -1,5 +1,4 @@
-"""Passkey retrieval: training on generated prompts, questions of every length and depth, and the
-accuracy by length and depth, in passkey.csv.
+"""Passkey retrieval: training on generated prompts, questions and accuracy by length and depth.
 
 `accuracy` is the share of prompts answered with all values, `found` the share of values found, and
 `tokens` the mean number of tokens of a prompt.
@@ -10,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.figures import curve, write_figure
-from tape.evaluation.questions import MOST, Answer, Question, Questions, check_count
+from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
-from tape.parsers import BATCHING
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.passkey.sequences import (
     BENCHMARK,
@@ -34,7 +33,6 @@ from tape.tasks.passkey.sequences import (
     original_prompt,
     token_counter,
 )
-from tape.validation import check_integer
 
 TIMES = (1, 2, 4, 8)  # multiples of the trained length: in validations and comparisons
 LENGTHS = 8  # default number of lengths, for models trained on plain prompts multiples of theirs
@@ -69,10 +67,10 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     return [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
 
 
-KEYS = "max_tokens interval num_tests depths seed keys values plain original"
 CURVE = Panel(
     lambda rows: select(rows, "accuracy"), "length", (HEAT.labels[1], "accuracy"), share=True
 )
+KEYS = "max_tokens interval num_tests depths seed keys values plain original"
 VIEW = View(
     keys=tuple(KEYS.split()),
     columns=_columns,
@@ -109,9 +107,6 @@ class PasskeyQuestions(Questions):
         original: by the rule of the original code: prompts of about that many tokens, with the key
             at any depth. An answer is right if its tokens are those of the key.
         trained: the longest prompts in training.
-
-    Raises:
-        ValueError: for values that are not allowed, alone or together.
     """
 
     max_tokens: int
@@ -128,44 +123,26 @@ class PasskeyQuestions(Questions):
     LIMIT = "max_tokens"
 
     def __post_init__(self):
-        for name in ("max_tokens", "interval", "num_tests", "depths"):
-            check_integer(name, getattr(self, name), most=MOST)
-        check_integer("seed", self.seed, least=0)
         check_needles(self.keys, self.values)
         if self.interval > self.max_tokens:
-            raise ValueError(
-                f"interval={self.interval}, the shortest length, is more than "
-                f"max_tokens={self.max_tokens}, the longest"
-            )
-        check_count(
-            len(self.lengths) * self.depths * self.num_tests,
-            f"num_tests={self.num_tests} at depths={self.depths} and {len(self.lengths):,} lengths",
-        )
+            raise ValueError(f"interval={self.interval} exceeds max_tokens={self.max_tokens}")
         if self.original and (self.plain or (self.keys, self.values) != (1, 1)):
             raise ValueError(
                 "the original rule has the wording of the benchmark, one key and one value, and "
                 "this model or command has others: leave out --original"
             )
 
-    @property
-    def lengths(self) -> range:
-        return range(self.interval, self.max_tokens + 1, self.interval)
-
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Question]]:
-        """Returns the questions of each length, depth by depth.
-
-        Raises:
-            ValueError: if the shortest prompts have no room for their lines, or the tokenizer
-                cannot be used.
-        """
+        """Returns the questions of each length. The depth of the original rule is None."""
         sample, count = self._draft(0.5), token_counter(tokenizer)
         check_tokenizer(tokenizer, sample.prompt(sample.stretches(SAMPLE)).text)
-        lengths = tqdm(self.lengths, desc="prompts", leave=False, disable=None)
+        lengths = range(self.interval, self.max_tokens + 1, self.interval)
+        lengths = tqdm(lengths, desc="prompts", leave=False, disable=None)
         groups = [[*self._of_length(length, count)] for length in lengths]
-        room = max(count(prompt.answer) for group in groups for _, prompt, _ in group)
+        room = max(count(prompt.answer) for group in groups for _, prompt in group)
         room += ROOM * self.values
         return [
-            [Question(cell, prompt.text, prompt, tokens, room) for cell, prompt, tokens in group]
+            [Question(cell, each.text, each, count(each.text), room) for cell, each in group]
             for group in groups
         ]
 
@@ -173,18 +150,14 @@ class PasskeyQuestions(Questions):
         text = PLAIN if self.plain else BENCHMARK
         return Draft(text, depth, (self.seed, QUESTIONS, *seed), self.keys, self.values)
 
-    def _of_length(self, length: int, count: Count) -> Iterator[tuple[tuple, Prompt, int]]:
-        """Yields (length, depth), a prompt and its tokens; the original rule's depth is None."""
+    def _of_length(self, length: int, count: Count) -> Iterator[tuple[tuple, Prompt]]:
         if self.original:
             for n in range(self.num_tests):
-                prompt = original_prompt(length, self.seed + n)
-                yield (length, None), prompt, count(prompt.text)
+                yield (length, None), original_prompt(length, self.seed + n)
             return
-        depths = np.linspace(0, 1, self.depths).round(6) if self.depths > 1 else [0.5]
-        for place, depth in enumerate(map(float, depths)):
-            for n in range(self.num_tests):
-                prompt = self._draft(depth, length, place, n).fitted(length, count)
-                yield (length, depth), prompt, length
+        depths = np.linspace(0, 1, self.depths).round(6).tolist() if self.depths > 1 else [0.5]
+        for (place, depth), n in product(enumerate(depths), range(self.num_tests)):
+            yield (length, depth), self._draft(depth, length, place, n).fitted(length, count)
 
     def mark(self, question, written, tokenizer):
         """Counts which of k requested values are among the first k numbers. A number counts if
@@ -206,13 +179,9 @@ class PasskeyQuestions(Questions):
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     """Raises a ValueError if the tokenizer cannot encode a prompt that is to be continued."""
-    cannot = "the model's tokenizer cannot write a prompt"
-    try:
-        ids = tokenizer(text)["input_ids"]
-    except Exception as error:  # transformers has no type of its own for it
-        raise ValueError(f"{cannot}: {error}") from error
-    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-        raise ValueError(f"{cannot}: parts of it are {tokenizer.unk_token}")
+    ids, unknown = tokenizer(text)["input_ids"], tokenizer.unk_token_id
+    if unknown is not None and unknown in ids:
+        raise ValueError(f"the model's tokenizer has {tokenizer.unk_token} for parts of a prompt")
     if ids[-1] == tokenizer.eos_token_id:
         raise ValueError(
             "the model's tokenizer ends every text with EOS, but a prompt must be continued: set "
@@ -228,7 +197,6 @@ class PasskeyTask(GeneratedTask):
     name = "passkey"
     unit = "prompts"
     results = PASSKEY
-    batching = BATCHING["passkey"]
 
     def questions(self, samples):
         keys, values = self.source.keys, self.source.values
@@ -253,23 +221,20 @@ class PasskeyTask(GeneratedTask):
     @staticmethod
     def asked(given, folder, model):
         """Asks plain prompts of models trained on them, others the benchmark's."""
-        source = Passkeys.load(folder) if (folder / Passkeys.FILE).is_file() else None
-        longest = given.max_tokens or (source and LENGTHS * source.max_length)
-        if longest is None:
-            raise ValueError("give --max_tokens, the length of the longest prompts")
-        usual = (source.keys, source.values) if source else (1, 1)
+        plain = (folder / Passkeys.FILE).is_file()
+        if plain:
+            source = Passkeys.load(folder)
+            trained, usual = source.max_length, (source.keys, source.values)
+        else:
+            trained, usual = model.config.max_position_embeddings, (1, 1)
+            if given.max_tokens is None:
+                raise ValueError("give --max_tokens, the length of the longest prompts")
+        longest = given.max_tokens or LENGTHS * trained
+        interval = given.interval or (trained if plain else max(1, longest // LENGTHS))
+        tests, depths, seed = given.num_tests, given.depths, given.seed
         keys, values = given.keys or usual[0], given.values or usual[1]
         questions = PasskeyQuestions(
-            longest,
-            given.interval or (source.max_length if source else max(1, longest // LENGTHS)),
-            given.num_tests,
-            given.depths,
-            given.seed,
-            keys,
-            values,
-            plain=source is not None,
-            original=given.original,
-            trained=source.max_length if source else model.config.max_position_embeddings,
+            longest, interval, tests, depths, seed, keys, values, plain, given.original, trained
         )
         name = "passkey" + "_original" * given.original
         return questions, name if (keys, values) == usual else f"{name}_{keys}x{values}"

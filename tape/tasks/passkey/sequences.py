@@ -3,15 +3,15 @@ values, and a question.
 
 There are two wordings: the benchmark's, and one of a small vocabulary for small models. Garbage is
 counted in units: characters in the benchmark's text, words in the plain one. The depth of a line is
-the fraction of the garbage before it: 0 right after the description, 1 right before the question.
+the fraction of the garbage before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cache, cached_property
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
-from tape.tasks.generated import NO_LABEL, Block, Source, word_tokenizer
+from tape.model.loss import IGNORED
+from tape.tasks.generated import Block, Source, word_tokenizer
 from tape.validation import check_integer
 
 LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
@@ -41,7 +42,7 @@ class Text(NamedTuple):
         lines, questions: for one value, and for several.
         garbage: returns so many units of it.
         join: joins description, garbage (which may be empty) and lines in turn, and question.
-        units_per_token: approximate number of garbage units per token.
+        units_per_token: approximately.
         spelled: spelling of a name.
     """
 
@@ -55,11 +56,13 @@ class Text(NamedTuple):
 
     def line(self, name: str | None, value: str, several: bool) -> str:
         """Returns the line with a value, the only one or one of `several`; None: without names."""
-        of = f" of {self.spelled(name)}" if name else ""
-        return self.lines[several].format(of=of, value=value)
+        return self.lines[several].format(of=self._of(name), value=value)
 
     def question(self, name: str | None, several: bool) -> str:
-        return self.questions[several].format(of=f" of {self.spelled(name)}" if name else "")
+        return self.questions[several].format(of=self._of(name))
+
+    def _of(self, name: str | None) -> str:
+        return f" of {self.spelled(name)}" if name else ""
 
 
 FILLER = (
@@ -119,21 +122,17 @@ ADJECTIVES = (
 )  # fmt: skip
 
 
-def plain_words() -> list[str]:
-    """Returns all distinct words of plain prompts and answers."""
-    texts = [PLAIN.description, *map(SENTENCE.format, NOUNS, ADJECTIVES)]
-    for name in (None, *NAMES):
-        for several in (False, True):
-            texts += [PLAIN.line(name, "", several), PLAIN.question(name, several)]
-    return list(dict.fromkeys(" ".join([*texts, ","]).split()))
-
-
+@cache
 def plain_tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer of plain prompts, one token per word and per digit. The space before a
     word or number belongs to its first token."""
+    texts = [PLAIN.description, *map(SENTENCE.format, NOUNS, ADJECTIVES)]
+    for name, several in product((None, *NAMES), (False, True)):
+        texts += [PLAIN.line(name, "", several), PLAIN.question(name, several)]
+    words = dict.fromkeys([*" ".join(texts).split(), ","])
     first = PLAIN.description.split()[0]
     tokens = [END, PADDING, *"0123456789", *(f" {digit}" for digit in "0123456789"), first]
-    tokens += [f" {word}" for word in plain_words()]
+    tokens += [f" {word}" for word in words]
     split = pre_tokenizers.Split(Regex(r" ?\d| ?[^\s\d]+"), "isolated")
     return word_tokenizer(tokens, split, decoders.Fuse())
 
@@ -144,7 +143,6 @@ def token_counter(tokenizer: PreTrainedTokenizerBase) -> Count:
 
 
 def check_needles(keys: int, values: int) -> None:
-    """Raises a ValueError for numbers of names and values that no prompt can have."""
     check_integer("keys", keys, most=len(NAMES))
     check_integer("values", values, most=(HIGH - LOW) // keys)
 
@@ -161,12 +159,7 @@ class Prompt(NamedTuple):
 
 class Draft:
     """A prompt with garbage of variable length. It hides `values` for each of `keys` names and asks
-    for all values of one name; a single key has no name.
-
-    Args:
-        depth: of a line with a value of the question; all other depths are random.
-        seed: of numbers, names, depths and sentences.
-    """
+    for all values of one name, at least one of them at `depth`; a single key has no name."""
 
     def __init__(
         self, text: Text, depth: float, seed: tuple[int, ...], keys: int = 1, values: int = 1
@@ -197,14 +190,9 @@ class Draft:
         return Prompt(self.text.join(parts), self.values)
 
     def fitted(self, tokens: int, count: Count) -> Prompt:
-        """Returns the prompt with exactly `tokens` tokens, as counted by `count`.
-
-        The garbage is cut to about the right length, and its longest part varied by single units:
-        one more unit may add a token, remove one, or neither.
-
-        Raises:
-            ValueError: if the prompt is longer without garbage, or no cut gives this number.
-        """
+        """Returns the prompt with exactly `tokens` tokens. The garbage is cut to about the right
+        length, and its longest part varied by single units: one more unit may add a token, remove
+        one, or neither."""
         units, rate = 0, self.text.units_per_token
         prompt = self.prompt(self.stretches(units))
         bare = found = count(prompt.text)
@@ -233,11 +221,7 @@ class Draft:
 
 def original_prompt(tokens: int, seed: int) -> Prompt:
     """Returns a prompt of about `tokens` tokens as in LongLoRA's and TAPE's code, from the same
-    random numbers: 3.75 characters of garbage per token, rounded down to 1,024, at any depth.
-
-    Raises:
-        ValueError: if that leaves no garbage.
-    """
+    random numbers: 3.75 characters of garbage per token, rounded down to 1,024, at any depth."""
     characters = int(3.75 * tokens // 1024 * 1024)
     if not characters:
         raise ValueError(
@@ -255,11 +239,7 @@ def original_prompt(tokens: int, seed: int) -> Prompt:
 @dataclass(frozen=True)
 class Passkeys(Source):
     """Training prompts of up to `max_length` tokens, uniform in length and in key depth, with
-    `values` for each of `keys` names.
-
-    Raises:
-        ValueError: for values that are not allowed, or if there is no room for garbage.
-    """
+    `values` for each of `keys` names."""
 
     max_length: int = 128
     keys: int = 1
@@ -284,7 +264,7 @@ class Passkeys(Source):
         name, several = NAMES[0] if self.keys > 1 else None, self.values > 1
         lines = [PLAIN.line(name, str(HIGH - 1), several)] * (self.keys * self.values)
         parts = [PLAIN.description, *lines, PLAIN.question(name, several)]
-        return token_counter(self._tokenizer)(PLAIN.join(parts))
+        return token_counter(plain_tokenizer())(PLAIN.join(parts))
 
     @property
     def length(self) -> int:
@@ -299,17 +279,13 @@ class Passkeys(Source):
         """Returns one prompt with its answer and EOS: (1, length) each. The loss covers the whole
         text, because some encodings learn far more slowly from answers alone."""
         key = (seed, EVALUATION if held_out else TRAINING, number)
-        rng, tokenizer = np.random.default_rng((*key, 0)), self._tokenizer
+        rng, tokenizer = np.random.default_rng((*key, 0)), plain_tokenizer()
         tokens = int(rng.integers(self.shortest, self.max_length, endpoint=True))
         draft = Draft(PLAIN, rng.random(), (*key, 1), self.keys, self.values)
         prompt = draft.fitted(tokens, token_counter(tokenizer))
         written = tokenizer(prompt.text + prompt.answer)["input_ids"]
         written.append(tokenizer.eos_token_id)
         ids = np.full((1, self.length), tokenizer.pad_token_id)
-        labels = np.full_like(ids, NO_LABEL)
+        labels = np.full_like(ids, IGNORED)
         ids[0, : len(written)] = labels[0, : len(written)] = written
         return ids, labels
-
-    @cached_property
-    def _tokenizer(self):
-        return plain_tokenizer()

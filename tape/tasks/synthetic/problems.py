@@ -1,28 +1,231 @@
-"""Synthetic problems for training and evaluation: pure functions of seed and number."""
+"""Synthetic problems: pure functions of seed, number and length, in a vocabulary that all tasks
+share.
+
+A generator takes `Draws` for B problems and a length. It returns tokens (B, T) and labels (B, T):
+labels[:, t] is the token to predict from tokens[:, :t], or `IGNORED`. Its examples are the words of
+a problem and of its labels.
+"""
 
 from __future__ import annotations
 
 import itertools
+import string
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from tape.data.tokenizer import END, PADDING
 from tape.hashing import splitmix64
-from tape.tasks.generated import NO_LABEL, Block, Source, is_held_out
-from tape.tasks.synthetic.generators import PAD, TASKS, Draws, Task, keys_of, words_tokenizer
-from tape.validation import look_up
+from tape.model.loss import IGNORED
+from tape.tasks.generated import Block, Source, added, is_held_out, word_tokenizer
+from tape.validation import check_integer, look_up
 
+# Part of it unused: that of all trained models.
+NAMES = [PADDING, END, "=", "|", ".", *string.digits, *string.ascii_lowercase]
+NAMES += [f"s{n}" for n in range(128)]
+PAD, EOS, EQUALS, SEPARATOR = range(4)
+DIGIT, LETTER, SYMBOL = (NAMES.index(first) for first in ("0", "a", "s0"))
+STEP = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
+MAX_LENGTH = 100_000
 SPLIT_BITS = 14  # log2 of the number of problems from which a length has held-out ones
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
 
 
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per word of `NAMES`, in that order."""
+    return word_tokenizer(NAMES, pre_tokenizers.WhitespaceSplit())
+
+
+def in_words(tokens: Iterable[int]) -> str:
+    return " ".join(NAMES[n] for n in tokens)
+
+
+def keys_of(*parts: np.ndarray | int) -> np.ndarray:
+    """Hashes integers >= 0, of shapes that broadcast to (B,), to keys (B,)."""
+    key = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        key = splitmix64(key + np.asarray(part, dtype=np.uint64))
+    return key
+
+
+class Draws:
+    """Random numbers of B problems: the outputs of SplitMix64, started from each key (B,)."""
+
+    def __init__(self, keys: np.ndarray):
+        self.keys, self.used = keys[:, None], 0
+
+    def bits(self, count: int) -> np.ndarray:
+        """(B, count) of uint64."""
+        places = np.arange(self.used, self.used + count, dtype=np.uint64)
+        self.used += count
+        return splitmix64(self.keys + places * STEP)
+
+    def integers(self, bound: int, count: int) -> np.ndarray:
+        """(B, count) in 0..bound-1, of equal probability up to bound / 2**32."""
+        return ((self.bits(count) >> 32) * np.uint64(bound) >> 32).astype(np.int64)
+
+
+def answered(prompt: np.ndarray, answer: np.ndarray) -> Block:
+    """Joins prompts (B, P), '=' and answers (B, A), the only labels."""
+    before = np.hstack((prompt, np.full((len(prompt), 1), EQUALS)))
+    return np.hstack((before, answer)), np.hstack((np.full_like(before, IGNORED), answer))
+
+
+def rearranged(draws: Draws, length: int, how: Callable[[np.ndarray], np.ndarray]) -> Block:
+    """The `length` letters once more, from the last to the first, or in the order of the alphabet,
+    and EOS.
+
+    >>> example("copy", 3)
+    ('q s k = q s k <|endoftext|>', 'q s k <|endoftext|>')
+    >>> example("reverse", 3)
+    ('q s k = k s q <|endoftext|>', 'k s q <|endoftext|>')
+    >>> example("sort", 3)
+    ('q s k = k q s <|endoftext|>', 'k q s <|endoftext|>')
+    """
+    word = LETTER + draws.integers(26, length)
+    return answered(word, np.hstack((how(word), np.full((len(word), 1), EOS))))
+
+
+def add(draws: Draws, length: int) -> Block:
+    """The sum of two numbers of `length` digits, which has one more; the lowest digits come first.
+
+    >>> example("add", 3)
+    ('6 7 3 | 6 7 1 = 2 5 5 0', '2 5 5 0')
+    """
+    first, second = draws.integers(10, length), draws.integers(10, length)
+    sign = np.full((len(first), 1), SEPARATOR)
+    prompt = np.hstack((DIGIT + first, sign, DIGIT + second))
+    return answered(prompt, DIGIT + added(first, second))
+
+
+def digit_sum(draws: Draws, length: int, base: int) -> Block:
+    """The sum of `length` digits modulo their base: whether the number of ones is odd, or the last
+    digit.
+
+    >>> example("parity", 5)
+    ('1 1 0 1 1 = 0', '0')
+    >>> example("modular_sum", 5)
+    ('6 7 3 6 7 = 9', '9')
+    """
+    digits = draws.integers(base, length)
+    return answered(DIGIT + digits, DIGIT + digits.sum(axis=1, keepdims=True) % base)
+
+
+def counting(draws: Draws, length: int) -> Block:
+    """How many `a` follow the last separator, modulo 10, in `length` words: separators with
+    probability 1/8, otherwise `a` or `b`.
+
+    >>> example("counting", 12, seed=1)
+    ('a b | a b b a a b a b b = 4', '4')
+    """
+    separates = draws.integers(8, length) == 0
+    is_a = ~separates & (draws.integers(2, length) == 0)
+    words = np.where(separates, SEPARATOR, np.where(is_a, LETTER, LETTER + 1))
+    after = np.cumsum(separates[:, ::-1], axis=1)[:, ::-1] == 0
+    return answered(words, DIGIT + (is_a & after).sum(axis=1, keepdims=True) % 10)
+
+
+@cache
+def products(points: int) -> np.ndarray:
+    """The table of the group of permutations, in lexicographic order: entry (a, b) is a, then b."""
+    found = [*itertools.permutations(range(points))]
+    number = {each: n for n, each in enumerate(found)}
+    return np.array([[number[tuple(b[x] for x in a)] for b in found] for a in found])
+
+
+def group_words(draws: Draws, length: int, points: int) -> Block:
+    """The product of all elements so far, after each of `length` elements of the symmetric group of
+    `points`.
+
+    s1 and s2 of S3 exchange two neighbours, s3 and s4 are the cycles, s5 exchanges the outer two.
+
+    >>> example("s3", 4)
+    ('s3 s4 s2 s3 <|padding|>', 's3 s0 s2 s5')
+    """
+    table = products(points)
+    elements = draws.integers(len(table), length)
+    states = elements.copy()
+    for t in range(1, length):
+        states[:, t] = table[states[:, t - 1], elements[:, t]]
+    edge = np.ones((len(elements), 1), dtype=np.int64)
+    tokens = np.hstack((SYMBOL + elements, PAD * edge))
+    return tokens, np.hstack((IGNORED * edge, SYMBOL + states))
+
+
+def flip_flop(draws: Draws, length: int) -> Block:
+    """`length` instructions, each with a bit: w writes it, i is ignored, and r reads the latest bit
+    written. The first is w, the last r; of the others 80 % are i, and w and r equal shares.
+
+    >>> example("flip_flop", 5)
+    ('w 0 i 1 i 0 i 0 r 0', '0')
+    """
+    chosen, bits = draws.integers(200, length), draws.integers(2, length)
+    reads, writes = chosen < 20, chosen >= 180
+    reads[:, [0, -1]], writes[:, [0, -1]] = (False, True), (True, False)
+    latest = np.maximum.accumulate(np.where(writes, np.arange(length), 0), axis=1)
+    bits = DIGIT + np.where(reads, np.take_along_axis(bits, latest, axis=1), bits)
+    read, write, ignore = (NAMES.index(letter) for letter in "rwi")
+    words = np.where(reads, read, np.where(writes, write, ignore))
+    labels = np.stack((np.full_like(bits, IGNORED), np.where(reads, bits, IGNORED)), axis=-1)
+    return np.stack((words, bits), axis=-1).reshape(len(bits), -1), labels.reshape(len(bits), -1)
+
+
+def needle(draws: Draws, length: int) -> Block:
+    """The five digits that stand in a row among `length` words, which otherwise are letters.
+
+    >>> example("needle", 8)
+    ('q s 3 5 4 1 0 g = 3 5 4 1 0', '3 5 4 1 0')
+    """
+    words, digits = LETTER + draws.integers(26, length), DIGIT + draws.integers(10, 5)
+    place = draws.integers(length - 4, 1) + np.arange(5)
+    np.put_along_axis(words, place, digits, axis=1)
+    return answered(words, digits)
+
+
+class Task(NamedTuple):
+    """
+    Attributes:
+        bits: lower bound on log2 of the number of problems, for each unit of length.
+        shortest: length.
+        trained, tested: in the suite, the longest lengths of training and evaluation.
+    """
+
+    make: Callable[[Draws, int], Block]
+    bits: float
+    shortest: int
+    trained: int
+    tested: int
+
+
+TASKS: dict[str, Task] = {
+    "copy": Task(partial(rearranged, how=np.array), 4.7, 1, 20, 80),
+    "reverse": Task(partial(rearranged, how=np.fliplr), 4.7, 1, 20, 80),
+    "sort": Task(partial(rearranged, how=np.sort), 3, 1, 20, 80),
+    "add": Task(add, 6.6, 1, 10, 40),
+    "parity": Task(partial(digit_sum, base=2), 1, 1, 20, 80),
+    "modular_sum": Task(partial(digit_sum, base=10), 3.3, 1, 20, 80),
+    "counting": Task(counting, 1, 1, 20, 80),
+    "s3": Task(partial(group_words, points=3), 2.5, 1, 128, 512),
+    "s5": Task(partial(group_words, points=5), 6.9, 1, 16, 64),
+    "flip_flop": Task(flip_flop, 1, 2, 32, 256),
+    "needle": Task(needle, 4, 5, 128, 1024),
+}
+
+
+def example(name: str, length: int, seed: int = 0) -> tuple[str, str]:
+    """Returns a problem and its labels in words."""
+    block = TASKS[name].make(Draws(keys_of(seed)), length)
+    return tuple(in_words(n for n in rows[0] if n != IGNORED) for rows in block)
+
+
 @dataclass(frozen=True)
 class Synthetic(Source):
-    """Problems of one task, whose lengths are uniform in min_length..max_length in training.
-
-    Raises:
-        ValueError: for an unknown task, or lengths that it does not have.
-    """
+    """Problems of one task, whose lengths are uniform in min_length..max_length in training."""
 
     task: str = "parity"
     min_length: int = 2
@@ -33,13 +236,9 @@ class Synthetic(Source):
     tokenizer = staticmethod(words_tokenizer)
 
     def __post_init__(self):
-        for name in ("min_length", "max_length"):
-            self.of.check(self.task, getattr(self, name), f"data.{name}")
-        if self.min_length > self.max_length:
-            raise ValueError(
-                f"data.min_length={self.min_length} must be at most "
-                f"data.max_length={self.max_length}"
-            )
+        least = self.of.shortest
+        check_integer("data.min_length", self.min_length, least, MAX_LENGTH)
+        check_integer("data.max_length", self.max_length, self.min_length, MAX_LENGTH)
 
     @property
     def of(self) -> Task:
@@ -47,7 +246,6 @@ class Synthetic(Source):
 
     @property
     def length(self) -> int:
-        """Tokens of the longest training sequence."""
         return self.positions(self.max_length)
 
     @property
@@ -68,16 +266,12 @@ class Synthetic(Source):
         tokens, labels = self.of.make(Draws(keys_of(seed, stream, numbers, length, 0)), length)
         missing = np.arange(len(numbers))
         for attempt in itertools.count(1):
-            missing = missing[split & (held_out(tokens[missing]) != (stream != TRAINING))]
+            held_out = is_held_out(tokens[missing], np.arange(tokens.shape[1]))
+            missing = missing[split & (held_out != (stream != TRAINING))]
             if not missing.size:
                 return tokens, labels
             keys = keys_of(seed, stream, numbers[missing], length, attempt)
             tokens[missing], labels[missing] = self.of.make(Draws(keys), length)
-
-    def evaluation(self, length: int, count: int, seed: int) -> Block:
-        """Returns `count` problems for evaluation, of a length that the task has."""
-        self.of.check(self.task, length)
-        return self.draw(seed, EVALUATION, np.arange(count), length)
 
     def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
         """Returns problems of any trained length with answers, which alone are labels."""
@@ -86,16 +280,10 @@ class Synthetic(Source):
         keys = keys_of(seed, LENGTHS, stream, numbers)
         lengths = self.min_length + Draws(keys).integers(spread, 1)[:, 0]
         tokens = np.full((count, self.length), PAD)
-        labels = np.full_like(tokens, NO_LABEL)
+        labels = np.full_like(tokens, IGNORED)
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
             made = self.draw(seed, stream, numbers[rows], int(length))
             for whole, part in zip((tokens, labels), made, strict=True):
                 whole[rows, : part.shape[1]] = part
         return tokens, labels
-
-
-def held_out(tokens: np.ndarray) -> np.ndarray:
-    """Returns which problems (B,) of tokens (B, T) are for evaluation only, for any seed."""
-    weights = splitmix64(np.arange(tokens.shape[1], dtype=np.uint64))
-    return is_held_out(((tokens + 1).astype(np.uint64) * weights).sum(axis=1))

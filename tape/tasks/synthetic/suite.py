@@ -1,16 +1,12 @@
 """All encodings on all tasks: one table and one heat map per encoding.
 
-tape suite output/suite_* --beside docs/results/suite \\
-    --out output/compare_suite
+tape suite output/suite_* --out output/compare_suite
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,27 +16,17 @@ from scipy.stats import fisher_exact
 from tape import parsers, provenance
 from tape.command import expected_errors
 from tape.evaluation.figures import heat, write_figure
-from tape.evaluation.tables import csv_table, markdown_table
+from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import write_text
-from tape.model.configuration import TapeConfig
 from tape.results.rows import groups_of
-from tape.results.runs import (
-    Run,
-    end,
-    is_saved,
-    missing_note,
-    read_all,
-    read_saved,
-    write_runs,
-)
+from tape.results.runs import Run, end, missing_note, read_all, write_runs
 from tape.statistics import clopper_pearson, exchange_p, holm, table
-from tape.tasks.synthetic.generators import TASKS
+from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
 KIND = "synthetic"
 NAMES = ["task", "encoding"]
-HEAD = ["learned", "95 %", "longest: median", "best", "at twice, %"]
 NOTE = """\
 Each cell: median (best) of the longest solved length over the runs that reached the criterion in
 the trained lengths, then how many of all runs did. The longest solved length is the largest up to
@@ -60,83 +46,57 @@ permutation test of the difference in mean ranks, two-sided, so it does not say 
 least: the smallest that so many runs can give; corrected: for all predictions (Holm)."""
 
 
-def encoding_name(settings: Mapping[str, Any]) -> str:
-    """Returns the encoding with those of its arguments that are not the default ones, apart from
-    ranges of positions: the same name whatever else was run."""
-
-    def of(group: str) -> dict[str, Any]:
-        return {key.removeprefix(group): settings[key] for key in settings if key.startswith(group)}
-
-    given = of("position.")
-    name = given.pop("name")
-    usual = TapeConfig(**of("model."), position={"name": name}).position
-    usual["sampler"] = usual["sampler"]["name"]
-    given["sampler"] = given.get("sampler.name", given.get("sampler", usual["sampler"]))
-    for key in sorted(given.keys() - {"length", "seed"}):
-        if "." not in key and given[key] != usual.get(key):
-            name += f" {key}={given[key]}"
-    factor = settings.get("optimizer.encoding_factor")
-    return name if factor is None else f"{name} encoding_factor={factor}"
-
-
 def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """Returns the accuracies of runs in long form, with the task, the `encoding` (the name of the
+    """Returns the accuracies of runs in long form, with the task, the `encoding` (the label of the
     row), the `times` of the trained length (rounded to half octaves), and of each run whether it
-    `learned` the task and the longest length that it `solved`.
-
-    Raises:
-        ValueError: if runs of one task cannot be compared.
-    """
+    `learned` the task and the longest length that it `solved`."""
     tables = []
     for task in TASKS:
         groups = groups_of([run for run in runs if run.asked[KIND]["task"] == task]).get(KIND, {})
-        names = {label: encoding_name(group[0].settings) for label, group in groups.items()}
-        for label, group in groups.items():
-            alone = [*names.values()].count(names[label]) == 1
-            for run in group:
-                rows, trained = select(run.of(KIND), "accuracy"), run.asked[KIND]["trained"]
-                about = {"task": task, "encoding": names[label] if alone else label}
-                about |= {"run": str(run.folder), "seed": run.seed, "trained": trained}
-                about |= {"learned": learned(rows).all(), "solved": longest_solved(rows)}
-                times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
-                tables.append(rows.assign(**about, times=times.round(2)))
+        for label, run in ((label, run) for label, group in groups.items() for run in group):
+            rows, trained = select(run.of(KIND), "accuracy"), run.asked[KIND]["trained"]
+            times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
+            rows = rows.assign(task=task, encoding=label, run=str(run.folder), seed=run.seed)
+            rows = rows.assign(trained=trained, times=times.round(2))
+            tables.append(rows.assign(learned=learned(rows).all(), solved=longest_solved(rows)))
     return pd.concat(tables, ignore_index=True)
 
 
 def cells_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns a line per encoding on a task: `solved` and `longest`, the largest solved lengths of
-    all runs and of those that learned it; `lengths`, where those that failed have 0; and `twice`,
-    the mean accuracy of those that learned it at twice the trained length. Within a task, what was
-    learned most often comes first, then what solves the longest problems."""
+    """Returns a line per encoding on a task: how many of its `runs` have `learned` it, the `median`
+    and the `best` of the lengths that these solved, and their mean accuracy at `twice` the trained
+    length; of all runs, the median `solved` and the `lengths`, 0 for those that failed. Within a
+    task, what was learned most often comes first, then what solves the longest problems."""
     runs = rows.drop_duplicates(["run", *NAMES])
     runs = runs.assign(length=runs["solved"] * runs["learned"])
-    groups = runs.groupby(NAMES, sort=False)
-    cells = groups.agg(
-        solved=("solved", list), lengths=("length", list), trained=("trained", "first")
+    cells = runs.groupby(NAMES, sort=False).agg(
+        runs=("run", "size"),
+        learned=("learned", "sum"),
+        solved=("solved", "median"),
+        lengths=("length", list),
+        trained=("trained", "first"),
     )
-    reached = runs[runs["learned"]].groupby(NAMES)["solved"].agg(list)
-    cells["longest"] = [reached.get(name, []) for name in cells.index]
+    reached = runs[runs["learned"]].groupby(NAMES)["solved"]
     twice = rows[rows["learned"] & (rows["length"] == 2 * rows["trained"])]
+    cells = cells.assign(median=reached.median(), best=reached.max())
     cells["twice"] = table(twice, NAMES)["mean"]
-    rank = [
-        ([*TASKS].index(task), -len(longest), -median(longest or [0]), encoding)
-        for (task, encoding), longest in cells["longest"].items()
-    ]
-    return cells.iloc[sorted(range(len(rank)), key=rank.__getitem__)]
+    cells["place"] = [[*TASKS].index(task) for task, _ in cells.index]
+    order = ["place", "learned", "median", "encoding"]
+    return cells.sort_values(order, ascending=[True, False, False, True])
 
 
 def texts_of(cells: pd.DataFrame) -> pd.DataFrame:
     """Returns the columns of suite.csv after `NAMES`, as text."""
-    lines = []
-    for cell in cells.itertuples():
-        low, high = clopper_pearson(len(cell.longest), len(cell.solved))
-        solved = (
-            [f"{median(cell.longest):g}", str(max(cell.longest))] if cell.longest else ["-"] * 2
-        )
-        twice = "-" if math.isnan(cell.twice) else f"{100 * cell.twice:.1f}"
-        count = f"{len(cell.longest)} of {len(cell.solved)}"
-        lines.append([count, f"{low:.2f} to {high:.2f}", *solved, twice])
-    return pd.DataFrame(lines, index=cells.index, columns=HEAD)
+    counts = [*zip(cells["learned"], cells["runs"], strict=True)]
+    intervals = [clopper_pearson(*each) for each in counts]
+    columns = {
+        "learned": [f"{learned} of {runs}" for learned, runs in counts],
+        "95 %": [f"{low:.2f} to {high:.2f}" for low, high in intervals],
+        "longest: median": cells["median"].map("{:g}".format, na_action="ignore"),
+        "best": cells["best"].map("{:g}".format, na_action="ignore"),
+        "at twice, %": (100 * cells["twice"]).map("{:.1f}".format, na_action="ignore"),
+    }
+    return pd.DataFrame(columns, index=cells.index).fillna("-")
 
 
 def matrix(shown: pd.Series) -> str:
@@ -147,11 +107,7 @@ def matrix(shown: pd.Series) -> str:
 
 
 def contrast(given: str) -> list[str]:
-    """Splits a prediction `task:first:second`.
-
-    Raises:
-        ValueError: if it is written differently.
-    """
+    """Splits a prediction `task:first:second`."""
     if len(parts := given.split(":")) != 3 or parts[0] not in TASKS:
         raise ValueError(f"--contrasts {given}: give task:encoding:encoding")
     return parts
@@ -159,11 +115,7 @@ def contrast(given: str) -> list[str]:
 
 def predicted(lengths: Mapping[tuple[str, str], list[int]], contrasts: Sequence[list[str]]) -> str:
     """Tabulates tests of predictions, also of those that were not run: p-values are corrected for
-    all of them.
-
-    Args:
-        lengths: the largest solved length of each run, by task and encoding.
-    """
+    all of them. `lengths` has the largest solved length of each run, by task and encoding."""
     pairs = [
         [lengths[task, name] for name in names if (task, name) in lengths]
         for task, *names in contrasts
@@ -191,41 +143,31 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def suite(
-    folders: Sequence[Path], beside: Path | None, out: Path, contrasts: Sequence[str] = ()
+    folders: Sequence[Path], out: Path, contrasts: Sequence[str] = ()
 ) -> tuple[str, dict[Path, str]]:
     """Writes suite.md, suite.csv, heatmap and the results in long form; returns the table and, by
-    folder, why runs could not be read.
-
-    Args:
-        beside: saved results of other encodings; runs in `folders` replace theirs.
-        contrasts: predictions to test, as `contrast` splits them.
-
-    Raises:
-        ValueError: if no run can be read, or runs of one task cannot be compared.
-    """
+    folder (of a run or of saved results), why runs could not be read."""
     predictions = [*map(contrast, contrasts)]
     runs, missing = read_all(folders, FOLDER)
-    if beside is not None and is_saved(beside):
-        own = {(run.digest, run.seed) for run in runs}
-        runs += [run for run in read_saved(beside) if (run.digest, run.seed) not in own]
     if others := [run.folder for run in runs if KIND not in run.asked]:
         raise ValueError(f"{others[0]} was not evaluated on a synthetic task: leave it out")
     rows = rows_of(runs)
     cells = cells_of(rows)
-    texts, most = texts_of(cells), cells["solved"].map(len).max()
-    count, _, middle, best, _ = (texts[name] for name in HEAD)
-    trained = {task: n for (task, _), n in cells["trained"].items()}
+    texts, most = texts_of(cells), cells["runs"].max()
+    median, best = texts["longest: median"], texts["best"]
+    trained = cells["trained"].groupby(level="task", sort=False).first()
     note = NOTE.format(
-        trained=", ".join(f"{task} {n}" for task, n in trained.items()),
-        every=matrix(cells["solved"].map(lambda each: f"{median(each):g} ({len(each)})")),
+        trained=", ".join(f"{task} {length}" for task, length in trained.items()),
+        every=matrix(cells["solved"].map("{:g}".format) + cells["runs"].map(" ({})".format)),
         runs=most,
         p=fisher_exact([[most, 0], [0, most]]).pvalue,
     )
-    learned_by = matrix(middle.where(middle == "-", middle + " (" + best + ")") + ", " + count)
-    text = f"{learned_by}\n\n{note}{predicted(cells['lengths'], predictions)}"
+    solved = median.where(median == "-", median + " (" + best + ")")
+    text = matrix(solved + ", " + texts["learned"])
+    text += f"\n\n{note}{predicted(cells['lengths'], predictions)}"
     write_runs(out, runs)
     write_text(out / "suite.md", text + missing_note(missing) + "\n")
-    write_text(out / "suite.csv", csv_table([(*NAMES, *HEAD), *texts.reset_index().values]))
+    write_text(out / "suite.csv", texts.to_csv(lineterminator="\n"))
     write_figure(draw(rows), out / "heatmap")
     provenance.record(out)
     return text, missing
@@ -234,7 +176,7 @@ def suite(
 @expected_errors()
 def main() -> None:
     arguments = parsers.suite()
-    text, missing = suite(arguments.runs, arguments.beside, arguments.out, arguments.contrasts)
+    text, missing = suite(arguments.runs, arguments.out, arguments.contrasts)
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
     end(arguments.runs, missing)

@@ -1,5 +1,4 @@
-"""Synthetic problems: training to a criterion, questions of every length, and the accuracy by
-length, in synthetic.csv.
+"""Synthetic problems: training to a criterion, questions of every length, accuracy by length.
 
 Greedy decoding gives the right answer exactly if every token of it is the most probable one after
 the right tokens before it: one forward pass scores all of them. `accuracy` is the share of problems
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
-from tape.evaluation.questions import Answer, Question, Questions, check_count
+from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
-from tape.parsers import BATCHING
+from tape.model.loss import IGNORED
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.tasks.generated import NO_LABEL, GeneratedTask
-from tape.tasks.synthetic.generators import in_words
-from tape.tasks.synthetic.problems import Synthetic
+from tape.tasks.generated import GeneratedTask
+from tape.tasks.synthetic.problems import EVALUATION, MAX_LENGTH, Synthetic, in_words
 from tape.training.callbacks import reached
+from tape.validation import check_integer
 
 SOLVED = 0.9  # exact match at a length that counts as solved
 FOLDER = "synthetic"  # of an evaluation, in that of the run
@@ -39,12 +39,9 @@ TIMES = 4  # the trained length: the default longest length, where the suite has
 def longest_solved(rows: pd.DataFrame) -> int:
     """Returns the largest length up to which each has at least 90 % exact match; 0 if even the
     shortest has less."""
-    longest = 0
-    for length, group in select(rows, "accuracy").groupby("length"):
-        if ratio(group) < SOLVED:
-            break
-        longest = int(length)
-    return longest
+    groups = select(rows, "accuracy").groupby("length")
+    solved = takewhile(lambda each: ratio(each[1]) >= SOLVED, groups)
+    return max((int(length) for length, _ in solved), default=0)
 
 
 def learned(rows: pd.DataFrame) -> pd.Series:
@@ -98,28 +95,19 @@ def lengths_to(problems: Synthetic, longest: int | None) -> list[int]:
 
     >>> lengths_to(Synthetic("parity", 2, 20), None)
     [10, 14, 20, 28, 40, 57, 80]
-
-    Raises:
-        ValueError: if the task has no problems of length `longest`.
     """
     task, trained = problems.of, problems.max_length
     if longest is None:
-        longest = task.tested if trained == task.trained else min(TIMES * trained, task.longest)
-    task.check(problems.task, longest, "max_length")
+        longest = task.tested if trained == task.trained else TIMES * trained
+    check_integer("max_length", longest, task.shortest, MAX_LENGTH)
     found = [round(trained * 2 ** (n / 2)) for n in range(-2, 64)]
     return sorted({*(n for n in found if problems.min_length <= n < longest), longest})
 
 
 @dataclass(frozen=True)
 class SyntheticQuestions(Questions):
-    """
-    Args:
-        samples: problems of each length.
-        criterion, criterion_step: of the training, and the step at which it was reached, or None.
-
-    Raises:
-        ValueError: for more than `MOST` problems.
-    """
+    """`samples` problems of each length. `criterion_step` is that at which the training reached its
+    criterion, or None."""
 
     problems: Synthetic
     lengths: tuple[int, ...]
@@ -127,9 +115,6 @@ class SyntheticQuestions(Questions):
     seed: int
     criterion: float | None = None
     criterion_step: int | None = None
-
-    def __post_init__(self):
-        check_count(self.samples * len(self.lengths), f"samples={self.samples}")
 
     @property
     def max_length(self) -> int:
@@ -143,7 +128,8 @@ class SyntheticQuestions(Questions):
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Question]]:
         for length in self.lengths:
             cell = length, int(self.criterion is None or self.criterion_step is not None)
-            rows = zip(*self.problems.evaluation(length, self.samples, self.seed), strict=True)
+            numbers = np.arange(self.samples)
+            rows = zip(*self.problems.draw(self.seed, EVALUATION, numbers, length), strict=True)
             yield [Question(cell, tokens, labels, len(tokens), 0) for tokens, labels in rows]
 
     @torch.no_grad()
@@ -158,7 +144,7 @@ class SyntheticQuestions(Questions):
 
     def mark(self, question, written, tokenizer):
         """Marks the tokens (T - 1,) given for each but the first one of a problem."""
-        is_asked = question.answer[1:] != NO_LABEL
+        is_asked = question.answer[1:] != IGNORED
         expected, given = question.answer[1:][is_asked], written[is_asked]
         found = int((expected == given).sum())
         right = found == len(expected)
@@ -168,19 +154,17 @@ class SyntheticQuestions(Questions):
 
 class SyntheticTask(GeneratedTask):
     """The questions are `samples` problems of each of up to eight trained lengths, and of twice the
-    longest one, where the task has such problems."""
+    longest one."""
 
     kind = Synthetic
     name = "synthetic"
     unit = "problems"
     results = SYNTHETIC
-    batching = BATCHING["synthetic"]
 
     def questions(self, samples):
-        problems = self.source
-        trained = np.linspace(problems.min_length, problems.max_length, INSIDE)
-        twice = min(2 * problems.max_length, problems.of.longest)
-        lengths = sorted({*map(int, trained.round()), twice})
+        problems, last = self.source, self.source.max_length
+        trained = np.linspace(problems.min_length, last, INSIDE).round()
+        lengths = sorted({*map(int, trained), 2 * last})
         return [SyntheticQuestions(problems, tuple(lengths), samples, seed=1)]
 
     @staticmethod
