@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -53,12 +53,14 @@ BUDGETS = {
 }
 
 
-def trained_budget(folder: Path) -> str:
-    """Returns the name of the budget that a model was fine-tuned with."""
+def trained_for(folder: Path, what: Literal["task", "budget"]) -> str:
+    """Returns the name of the task or the budget that a model was fine-tuned on."""
     file = folder / TRAINED_FOR
-    name = read_object(file).get("budget") if file.is_file() else None
-    if name not in BUDGETS:
-        raise ValueError(f"{file} names no budget of a fine-tuning: give budget=...")
+    name = read_object(file).get(what) if file.is_file() else None
+    if name not in {"task": TASKS, "budget": BUDGETS}[what]:
+        raise ValueError(
+            f"{file} names no {what} of a fine-tuning: give a run of a task, or {what}="
+        )
     return name
 
 

@@ -2,6 +2,7 @@
 
 tape scrolls-generate model=output/scrolls/quality/adape task=quality output=adape.json
 tape scrolls-generate ... shard=1/4       # and 2/4, 3/4, 4/4: the last one writes the output
+tape evaluate output/scrolls/quality/adape --task scrolls      # and scores them
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from scrolls import parsers
-from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_budget
+from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_for
+from scrolls.score import evaluate_task
 from scrolls.tasks import TASKS
 from tape.command import expected_errors
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, journals
@@ -23,6 +25,7 @@ from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import folder_for_results
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ def generate(given: argparse.Namespace) -> None:
     """Generates one shard, and writes the output if all others are complete."""
     shard, folder, output = Shard.parse(given.shard), given.model, given.output
     task = TASKS[given.task]
-    name = given.budget or trained_budget(folder)
+    name = given.budget or trained_for(folder, "budget")
     budget = BUDGETS[name][task.kind]
     model, tokenizer = load(folder)
     check_length(model, budget.length, f"budget={name}")
@@ -105,6 +108,18 @@ def generate(given: argparse.Namespace) -> None:
     ordered = {examples.ids[row]: texts[examples.ids[row]] for row in rows}
     write_text(output, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
     log.info("answers are in %s", output)
+
+
+def evaluate_run(given: argparse.Namespace) -> None:
+    """Generates the answers of a fine-tuned run to the validation set of its task, and scores them,
+    in the folder `scrolls` of the run."""
+    given.task = trained_for(given.model, "task")
+    given.metrics_output_dir = folder_for_results(given.model) / "scrolls"
+    given.output = given.metrics_output_dir / f"{given.task}.json"
+    generate(given)
+    if given.output.exists():  # all shards are complete
+        (report,) = evaluate_task(given.task, {"": given.output}, given).values()
+        log.info("%s\nresults are in %s", json.dumps(report, indent=4), given.metrics_output_dir)
 
 
 @expected_errors(continues=True)

@@ -13,17 +13,29 @@ from tape.parsers import Words, names_in, with_dashes
 
 def scrolls_generate(given: Words = None) -> argparse.Namespace:
     """Parses a command line; `split=test` is short for `--split=test`."""
-    about = "Generate a model's answers to a SCROLLS task, one per id. The same command resumes "
-    about += "after an interruption."
-    defaults = argparse.ArgumentDefaultsHelpFormatter
-    parser = Parser("scrolls-generate", about, formatter_class=defaults)
+    parser = of_generation("scrolls-generate", "Generate a model's answers to a SCROLLS task.")
     add = parser.add_argument
-    add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
     add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
     about = "the file to write, {id: text}; its journal is a folder beside it"
     add("--output", type=Path, required=True, help=about)
     add("--split", choices=SPLITS, default="validation")
     add("--limit", type=integer(1), help="only so many questions, spread evenly")
+    return parser.parse_args(with_dashes(given))
+
+
+def evaluate(words: list[str]) -> argparse.Namespace:
+    """Parses `tape evaluate RUN --task scrolls`."""
+    about = "Answer the validation set of the run's SCROLLS task, and score the answers."
+    fixed = {"task": "scrolls", "split": "validation", "limit": None, "verify_only": False}
+    parser = of_generation("evaluate RUN --task scrolls", about)
+    return parser.parse_args(words, argparse.Namespace(**fixed))
+
+
+def of_generation(command: str, about: str) -> Parser:
+    about += " The same command resumes after an interruption."
+    parser = Parser(command, about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
     about = "tokens of prompts and answers; default: as in training"
     add("--budget", choices=names_in("scrolls/examples.py", "BUDGETS"), help=about)
     about = "run together, with padding and the room for answers; a GPU takes more"
@@ -33,7 +45,7 @@ def scrolls_generate(given: Words = None) -> argparse.Namespace:
     about = "i/n: the i-th of n shares; the last one that ends writes the output"
     add("--shard", default="1/1", help=about)
     add_data(parser)
-    return parser.parse_args(with_dashes(given))
+    return parser
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

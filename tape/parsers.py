@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from tape.command import Distinct, Parser, folder_name, integer, model_folder, result_folder
@@ -81,8 +82,10 @@ def evaluate(given: Words = None) -> argparse.Namespace:
     how = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter, "add_help": False}
     parser = Parser("evaluate RUN", "Accuracy on a generated task.", **how)
     add = parser.add_argument
-    add("--task", choices=TASKS, help="what is asked: each has options of its own")
-    name = parser.parse_known_args(words)[0].task
+    add("--task", choices=[*TASKS, SCROLLS], help="what is asked: each has options of its own")
+    found, others = parser.parse_known_args(words)
+    if (name := found.task) == SCROLLS:
+        return resolve_name("scrolls.parsers:evaluate")(others)
     add("-h", "--help", action="help", help="show this message")
     add("--model", "--base_model", dest="run", type=model_folder, required=True)
     add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
@@ -103,7 +106,7 @@ def evaluate(given: Words = None) -> argparse.Namespace:
         TASKS[name](parser)
     arguments = parser.parse_args(words)
     if name is None:
-        parser.error(f"give --task, one of {', '.join(TASKS)}")
+        parser.error(f"give --task, one of {', '.join((*TASKS, SCROLLS))}")
     return arguments
 
 
@@ -140,6 +143,7 @@ def add_synthetic(parser: argparse.ArgumentParser) -> None:
 
 # The options of each task, and that of its batches (of `Questions.plan`) with its default.
 TASKS = {"addition": add_addition, "passkey": add_passkey, "synthetic": add_synthetic}
+SCROLLS = "scrolls"
 BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch_size", 256)}
 
 

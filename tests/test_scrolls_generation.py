@@ -18,6 +18,7 @@ from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.evaluation.questions import Batch, Question
+from tape.tasks import evaluate
 
 
 def make_speaker(position, tokenizer, seed=1, **changes):
@@ -153,6 +154,17 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     tuned, before = (TapeForCausalLM.from_pretrained(folder) for folder in (run, base))
     assert tuned.config.max_position_embeddings == 256 != before.config.max_position_embeddings
     assert tuned.config.position == before.config.position
+
+    # The same answers, and their scores, by the name of the run alone.
+    with pytest.raises(ValueError, match=r"scrolls\.json names no task of a fine-tuning"):
+        entry.evaluate_run(parsers.evaluate(["--model", str(base)]))
+    words = ["--max_batch_tokens=1000", f"--data_dir={data}", f"--cache_dir={data / 'cache'}"]
+    for shard in ("1/2", "2/2"):
+        assert not (run / "scrolls" / "qasper.json").exists()
+        evaluate.main([str(run), "--task", "scrolls", *words, f"--shard={shard}"])
+    assert json.loads((run / "scrolls" / "qasper.json").read_text()) == found
+    scored = json.loads((run / "scrolls" / "qasper_metrics.json").read_text())
+    assert scored["num_predicted"] == 30 and 0 <= scored["f1"] <= 100
 
     # The validation loss is that of all tokens, whatever they share a batch with.
     examples = examples_of(data, split="validation", budget=BUDGETS["demo"]["answer"])

@@ -110,8 +110,6 @@ class Questions:
         return sorted(batches, key=lambda batch: -batch.cost)
 
 
-
-
 @contextmanager
 def plain_generation(model: TapeForCausalLM) -> Iterator[None]:
     """Generation without the penalties and sampling settings that a base model may have."""

@@ -91,7 +91,11 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
 def main(words: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    evaluate(parsers.evaluate(words))
+    given = parsers.evaluate(words)
+    if given.task == parsers.SCROLLS:  # answers and metrics of its own
+        resolve_name("scrolls.generate:evaluate_run")(given)
+    else:
+        evaluate(given)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from tape.validation import check_integer, look_up
 
 # Part of it unused: that of all trained models.
 NAMES = [PADDING, END, "=", "|", ".", *string.digits, *string.ascii_lowercase]
-NAMES += [f"s{n}" for n in range(128)]
-PAD, EOS, EQUALS, SEPARATOR = range(4)
+SYMBOLS = 128
+NAMES += [f"s{n}" for n in range(SYMBOLS)]
+PAD, EOS, EQUALS, SEPARATOR, BLANK = range(5)
 DIGIT, LETTER, SYMBOL = (NAMES.index(first) for first in ("0", "a", "s0"))
 STEP = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 MAX_LENGTH = 100_000
@@ -69,10 +70,14 @@ class Draws:
         """(B, count) in 0..bound-1, of equal probability up to bound / 2**32."""
         return ((self.bits(count) >> 32) * np.uint64(bound) >> 32).astype(np.int64)
 
+    def permutation(self, count: int) -> np.ndarray:
+        """(B, count): 0..count-1 in random order."""
+        return np.argsort(self.bits(count), axis=1, kind="stable")
 
-def answered(prompt: np.ndarray, answer: np.ndarray) -> Block:
-    """Joins prompts (B, P), '=' and answers (B, A), the only labels."""
-    before = np.hstack((prompt, np.full((len(prompt), 1), EQUALS)))
+
+def answered(prompt: np.ndarray, answer: np.ndarray, *asked: np.ndarray) -> Block:
+    """Joins prompts (B, P), '=', what is asked (B, 1) and answers (B, A), the only labels."""
+    before = np.hstack((prompt, np.full((len(prompt), 1), EQUALS), *asked))
     return np.hstack((before, answer)), np.hstack((np.full_like(before, IGNORED), answer))
 
 
@@ -175,6 +180,40 @@ def flip_flop(draws: Draws, length: int) -> Block:
     return np.stack((words, bits), axis=-1).reshape(len(bits), -1), labels.reshape(len(bits), -1)
 
 
+def recall(draws: Draws, length: int) -> Block:
+    """Multi-query associative recall in `length` tokens (less one, if odd): a pair of key and value
+    for every 16 tokens, then each key once more, in random order among blanks, to be followed by
+    its value.
+
+    >>> example("recall", 8)
+    ('s51 s81 . . . . s51 s81', 's81')
+    """
+    pairs, half = max(1, length // 16), SYMBOLS // 2
+    slots = length // 2 - pairs
+    keys = SYMBOL + draws.permutation(half)[:, :pairs]
+    values = SYMBOL + half + draws.integers(half, pairs)
+    places = draws.permutation(slots)[:, :pairs]
+    asked = np.full((len(keys), slots, 2), BLANK)
+    np.put_along_axis(asked, places[..., None], np.stack((keys, values), axis=-1), axis=1)
+    asked = asked.reshape(len(keys), -1)
+    given = np.stack((keys, values), axis=-1).reshape(len(keys), -1)
+    is_value = (asked != BLANK) & (np.arange(asked.shape[1]) % 2 == 1)
+    labels = np.where(is_value, asked, IGNORED)
+    return np.hstack((given, asked)), np.hstack((np.full_like(given, IGNORED), labels))
+
+
+def selective_copy(draws: Draws, length: int) -> Block:
+    """The four letters among `length` words, which otherwise are blanks.
+
+    >>> example("selective_copy", 7)
+    ('. q . s k . r = q s k r', 'q s k r')
+    """
+    letters = LETTER + draws.integers(26, 4)
+    words = np.full((len(letters), length), BLANK)
+    np.put_along_axis(words, np.sort(draws.permutation(length)[:, :4]), letters, axis=1)
+    return answered(words, letters)
+
+
 def needle(draws: Draws, length: int) -> Block:
     """The five digits that stand in a row among `length` words, which otherwise are letters.
 
@@ -187,11 +226,40 @@ def needle(draws: Draws, length: int) -> Block:
     return answered(words, digits)
 
 
+def induction(draws: Draws, length: int) -> Block:
+    """The symbol after the last occurrence of the one after '=', among `length` symbols.
+
+    >>> example("induction", 4)
+    ('s83 s89 s49 s84 = s49 s84', 's84')
+    """
+    words = draws.integers(SYMBOLS, length)
+    place = draws.integers(length - 1, 1)
+    prefix = np.take_along_axis(words, place, axis=1)
+    last = length - 2 - np.argmax(words[:, -2::-1] == prefix, axis=1, keepdims=True)
+    answer = SYMBOL + np.take_along_axis(words, last + 1, axis=1)
+    return answered(SYMBOL + words, answer, SYMBOL + prefix)
+
+
+def indirect(draws: Draws, length: int) -> Block:
+    """The k-th symbol after a named one, which occurs once among `length` symbols, for k in 1..9.
+
+    >>> example("indirect", 10)
+    ('s83 s39 s56 s102 s54 s117 s3 s28 s6 s97 = s83 7 s28', 's28')
+    """
+    name, k = draws.integers(SYMBOLS, 1), 1 + draws.integers(9, 1)
+    words = (name + 1 + draws.integers(SYMBOLS - 1, length)) % SYMBOLS
+    place = draws.permutation(length)
+    place = place[np.arange(len(name)), np.argmax(place < length - k, axis=1)][:, None]
+    np.put_along_axis(words, place, name, axis=1)
+    answer = SYMBOL + np.take_along_axis(words, place + k, axis=1)
+    return answered(SYMBOL + words, answer, SYMBOL + name, DIGIT + k)
+
+
 class Task(NamedTuple):
     """
     Attributes:
         bits: lower bound on log2 of the number of problems, for each unit of length.
-        shortest: length.
+        shortest, longest: lengths.
         trained, tested: in the suite, the longest lengths of training and evaluation.
     """
 
@@ -200,6 +268,7 @@ class Task(NamedTuple):
     shortest: int
     trained: int
     tested: int
+    longest: int = MAX_LENGTH
 
 
 TASKS: dict[str, Task] = {
@@ -213,7 +282,11 @@ TASKS: dict[str, Task] = {
     "s3": Task(partial(group_words, points=3), 2.5, 1, 128, 512),
     "s5": Task(partial(group_words, points=5), 6.9, 1, 16, 64),
     "flip_flop": Task(flip_flop, 1, 2, 32, 256),
+    "recall": Task(recall, 0.75, 4, 64, 1024, longest=8 * SYMBOLS + 15),
+    "selective_copy": Task(selective_copy, 4.7, 4, 64, 512),
     "needle": Task(needle, 4, 5, 128, 1024),
+    "induction": Task(induction, 7, 2, 64, 512),
+    "indirect": Task(indirect, 7, 10, 32, 256),
 }
 
 
@@ -236,9 +309,9 @@ class Synthetic(Source):
     tokenizer = staticmethod(words_tokenizer)
 
     def __post_init__(self):
-        least = self.of.shortest
-        check_integer("data.min_length", self.min_length, least, MAX_LENGTH)
-        check_integer("data.max_length", self.max_length, self.min_length, MAX_LENGTH)
+        least, most = self.of.shortest, self.of.longest
+        check_integer("data.min_length", self.min_length, least, most)
+        check_integer("data.max_length", self.max_length, self.min_length, most)
 
     @property
     def of(self) -> Task:

@@ -26,7 +26,7 @@ from tape.model.loss import IGNORED
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.generated import GeneratedTask
-from tape.tasks.synthetic.problems import EVALUATION, MAX_LENGTH, Synthetic, in_words
+from tape.tasks.synthetic.problems import EVALUATION, Synthetic, in_words
 from tape.training.callbacks import reached
 from tape.validation import check_integer
 
@@ -98,8 +98,8 @@ def lengths_to(problems: Synthetic, longest: int | None) -> list[int]:
     """
     task, trained = problems.of, problems.max_length
     if longest is None:
-        longest = task.tested if trained == task.trained else TIMES * trained
-    check_integer("max_length", longest, task.shortest, MAX_LENGTH)
+        longest = task.tested if trained == task.trained else min(TIMES * trained, task.longest)
+    check_integer("max_length", longest, task.shortest, task.longest)
     found = [round(trained * 2 ** (n / 2)) for n in range(-2, 64)]
     return sorted({*(n for n in found if problems.min_length <= n < longest), longest})
 
