@@ -49,8 +49,6 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
 def check_layers(model: nn.Module, group: int) -> None:
     """Raises a ValueError for a decoder that cannot train in groups of `group` tokens."""
     layers, trying = model.layers, f"training in shifted groups of {group} tokens"
-    if model.shard is not None:
-        raise ValueError(f"{trying} with sequence parallelism: choose one")
     if windows := sorted(
         {model.config.sliding_window, *(layer.context.window for layer in layers)} - {None}
     ):

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import reduce
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -26,7 +25,6 @@ from tape.model.generation import TapeGenerationMixin
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
-from tape.model.sequence_parallel import Shard, check_tensor_parallelism
 from tape.positions import PositionModule
 
 
@@ -69,10 +67,10 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        """As in transformers, but refuses tensor parallelism for encodings with per-head
-        numbers."""
+        """As in transformers, but refuses tensor parallelism, whose plan leaves out per-head
+        parameters."""
         if distributed_config is not None and distributed_config.tp_size > 1:
-            check_tensor_parallelism(model.base_model, distributed_config.tp_size)
+            raise ValueError("tensor parallelism (tp_size > 1): layers cannot be split; omit it")
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
@@ -129,7 +127,6 @@ class TapeModel(TapePreTrainedModel):
         # The layer of a cache that keeps token indices, after those of all recurrences.
         self.indices_layer = config.num_hidden_layers * config.num_recurrences
         self.s2_group_size: int | None = None  # set by `set_shifted_attention`
-        self.shard: Shard | None = None  # set by `tape.model.sequence_parallel.shard_sequence`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -194,7 +191,6 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
     accepts_loss_kwargs = True  # Trainer passes num_items_in_batch: exact gradient accumulation
 
     def __init__(self, config: TapeConfig):
@@ -261,9 +257,6 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its
         # weight is sharded over devices. A head that FSDP2 wraps gathers its weight when called.
         head, fused = self.lm_head, skip_logits and isinstance(self.lm_head, Head)
-        if labels is not None and self.model.shard is not None:
-            labels, num_items_in_batch = self.model.shard.labels(labels, num_items_in_batch)
-            x_BTC, predicted_positions = F.pad(x_BTC, (0, 0, 0, 1)), None
         if fused and (isinstance(head, FSDPModule) or not isinstance(head.weight, DTensor)):
             loss = head(x_BTC, labels, num_items_in_batch, predicted_positions)
         else:
@@ -272,8 +265,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             logits = head(x_BTC[:, kept])
             if labels is not None:
                 loss = next_token_loss(logits, labels, num_items_in_batch)
-                T = outputs.last_hidden_state.shape[1]
-                logits = None if skip_logits else logits[:, :T]
+                logits = None if skip_logits else logits
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

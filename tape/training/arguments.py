@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import ParallelismConfig
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
@@ -30,7 +29,7 @@ RESUMES = "a run resumes from the last complete checkpoint in its folder; leave 
 WHOLE = "a run cannot be resumed without its optimizer state; give false"
 LAST = "a run ends with its last weights; trainer.save_total_limit=null keeps all checkpoints"
 NO_LOGITS = "a run computes its loss without logits, which smoothing needs; give 0"
-SHARING = "not supported; for processes that share sequences give sequence_parallel=..."
+SHARING = "processes share no sequences and no heads; leave it out"
 LOSSES = "a validation computes losses, no predictions; leave it out"
 PRECISION = "a validation has the precision of training; give trainer.bf16 or leave it out"
 BATCHES = "the task makes the batches with their labels; leave it out"
@@ -90,8 +89,7 @@ def training_arguments(
     """Returns the arguments of a run's Trainer, by default for a GPU where there is one.
 
     Raises:
-        ValueError: for settings of `trainer` that transformers or runs here refuse, and for
-            processes that cannot share sequences.
+        ValueError: for settings of `trainer` that transformers or runs here refuse.
     """
     given = settings.trainer
     if given.get("deepspeed") and find_spec("deepspeed") is None:
@@ -118,7 +116,6 @@ def training_arguments(
                 "out"
             )
     check_training(arguments)
-    share_sequences(arguments, settings.sequence_parallel, settings.length)
     return arguments
 
 
@@ -216,39 +213,9 @@ def check_optimizer(arguments: TrainingArguments) -> None:
         raise ValueError(f"trainer.optim_args={given}: {error}") from error
 
 
-def share_sequences(arguments: TrainingArguments, size: int, length: int) -> None:
-    """Has `size` processes share each sequence (`tape.model.sequence_parallel`), in groups of
-    successive ones.
-
-    Raises:
-        ValueError: for a launcher, a number of processes or a length that does not allow it.
-    """
-    if size == 1:
-        return
-    trying, processes = f"sequence_parallel={size}", arguments.world_size
-    if arguments.fsdp_plugin_args is None:
-        raise ValueError(f"{trying} without sharded weights: give launcher=fsdp2")
-    if arguments.accelerator_config.dispatch_batches:
-        raise ValueError(f"{trying} with trainer.accelerator_config.dispatch_batches=true: omit it")
-    if processes % size:
-        raise ValueError(
-            f"{trying} with {processes} process{'es' * (processes > 1)}: start a multiple of "
-            f"{size}, as in NGPUS={size} bash script/train.sh"
-        )
-    if length % size:
-        raise ValueError(f"{trying} with length={length}: the length must be a multiple of {size}")
-    arguments.parallelism_config = ParallelismConfig(cp_size=size, dp_shard_size=processes // size)
-
-
-def sharing(arguments: TrainingArguments) -> int:
-    """Returns how many processes share each sequence."""
-    groups = arguments.parallelism_config
-    return 1 if groups is None else groups.cp_size
-
-
 def sequences_per_step(arguments: TrainingArguments) -> int:
-    groups = arguments.world_size // sharing(arguments)
-    return arguments.train_batch_size * arguments.gradient_accumulation_steps * groups
+    sequences = arguments.train_batch_size * arguments.gradient_accumulation_steps
+    return sequences * arguments.world_size
 
 
 def training_order(arguments: TrainingArguments) -> tuple[int, int]:

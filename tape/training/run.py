@@ -20,7 +20,6 @@ from tape.model.checkpoint import check_length, load_model, restore
 from tape.model.configuration import TapeConfig
 from tape.model.frozen import cast_frozen, check_frozen
 from tape.model.modeling import TapeForCausalLM
-from tape.model.sequence_parallel import check_sharing
 from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.schema import RunSettings
@@ -36,7 +35,7 @@ from tape.training.build import (
 from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
 from tape.training.optimizer import check_factor, check_muon
 from tape.training.task import Task
-from tape.training.text import ContinuedStream, Repeated, follow_stream
+from tape.training.text import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer
 
 log = logging.getLogger(__name__)
@@ -128,13 +127,10 @@ def configuration_of(
     check_muon(settings.optimizer.get("matrix_learning_rate"), arguments, method)
     if method and not settings.base_model:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
-    if method and method.groups and settings.sequence_parallel > 1:
-        raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
     if settings.base_model:
         config = adapted_config(settings.base_model, shape, position)
     else:
         config = new_config(shape, position)
-    check_sharing(config, settings.sequence_parallel)
     batch = arguments.per_device_train_batch_size
     check_memory(
         16 * batch * length,
@@ -171,7 +167,7 @@ def trainer_of(
         length=settings.length,
         measure=task.measure,
         rates=settings.optimizer,
-        train_dataset=Repeated(task.train, arguments) if streamed else task.train,
+        train_dataset=task.train,
         eval_dataset=task.evaluation,
         data_collator=task.collate,
         processing_class=task.tokenizer,
