@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from functools import cache as cached
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,9 +17,8 @@ from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
-from tape.model.adapters import Method, adapt, trainable
+from tape.model.adapters import Method, adapt, cast_frozen, trainable
 from tape.model.checkpoint import fingerprint, load_model
-from tape.model.frozen import cast_frozen
 from tape.runs.metrics import read_metrics
 from tape.training.build import adapt_model, adapted_config, identity
 
@@ -319,7 +317,6 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("adape position=keep peft.extra=false", "peft=adape: .*'rope' has no weights"),
         ("lora peft.lora.rank=0", "peft.lora.rank=0 must be an integer >= 1"),
         ("lora peft.lora.targets=[q_proj,x]", r"targets=\['q_proj', 'x'\] must be a list from"),
-        ("lora peft.lora.rank=4096", r"peft\.lora\.rank=4096 must be an integer in 1\.\.\d+"),
         ("lora peft.lora.dropout=1.0", r"peft.lora.dropout=1.0 must lie in \[0, 1\)"),
         ("lora +peft.lora.rnk=4", "peft.lora takes no argument 'rnk'; did you mean 'rank'"),
         ("lora peft.everything=true", "peft.everything=true with peft.lora"),
@@ -328,14 +325,8 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("longlora position=alibi", "position 'alibi', which adds a bias to the scores"),
         ("lora frozen=bfloat16", r"frozen=bfloat16.*needs trainer\.bf16=true"),
         ("lora frozen=fp16", "unknown frozen 'fp16'"),
-        ("adape frozen=nf4 trainer.bf16=true", "LoRA only"),
         ("lora base_model=null tokenizer=null", "peft=lora adapts a trained model: give"),
         ("lora base_model=/nowhere", "/nowhere"),
-        pytest.param(
-            "lora frozen=nf4 trainer.bf16=true",
-            "frozen=nf4: there is no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
-        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(extend, settings, message):
@@ -378,18 +369,6 @@ def test_another_base_in_the_same_folder_is_refused(extend, base, tmp_path):
     model.save_pretrained(mine)
     with pytest.raises(ValueError, match="another configuration:\n  base_weights: "):
         extend("lora", f"base_model={mine}", "trainer.max_steps=3", folder=folder)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or find_spec("bitsandbytes") is None,
-    reason="needs a CUDA device and bitsandbytes",
-)
-@pytest.mark.parametrize("frozen", ["int8", "nf4"])
-def test_a_quantized_base_is_adapted(extend, blocks, frozen):
-    folder = extend("lora", f"frozen={frozen}", "trainer.bf16=true")
-    model = load_model(folder)  # on the base as it was
-    assert loss_of(model, blocks.to(model.device)) == pytest.approx(logged_loss(folder), abs=0.05)
 
 
 def test_lora_trains_the_norms_that_are_named_alone(base, tmp_path):

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import in_pieces, make_model, random_tokens
-from every_encoding import COUNTED, GROUPED, POSITIONS, all_positions, in_modes
+from every_encoding import COUNTED, GROUPED, POSITIONS, in_modes
 from peft import (
     LoHaConfig,
     LoKrConfig,
@@ -14,9 +14,6 @@ from peft import (
     PromptTuningConfig,
     get_peft_model,
 )
-from transformers.quantizers.quantizers_utils import should_convert_module
-
-from tape.model.frozen import loading
 
 BOTH = {"name": "mixed", "pattern": ["path", "tape", "selective"]}  # modules of equal names
 ENCODINGS = POSITIONS | {"mixed_names": BOTH}
@@ -146,15 +143,3 @@ def test_prompts_take_the_place_of_a_refused_prefix(position):
     torch.testing.assert_close(logits_of(tuned, tokens), expected, atol=1e-9, rtol=0)
     text = tuned.generate(input_ids=tokens, max_new_tokens=1, do_sample=False, pad_token_id=0)
     assert torch.equal(text[:, -1], expected[:, -1].argmax(-1))
-
-
-@all_positions
-def test_only_linear_maps_that_are_frozen_are_quantized(position, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    skipped = loading("int8")["quantization_config"].llm_int8_skip_modules
-    modules = make_model(position).named_modules()
-    linears = [name for name, module in modules if isinstance(module, torch.nn.Linear)]
-    quantized = {name for name in linears if should_convert_module(name, skipped)}
-    parts = [f"self_attn.{name}_proj" for name in "qkvo"]
-    parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-    assert quantized == {f"model.layers.{layer}.{part}" for layer in range(3) for part in parts}

@@ -15,10 +15,9 @@ from transformers import TrainingArguments, set_seed
 
 from tape import provenance
 from tape.data import StreamedBlocks
-from tape.model.adapters import Method, adapt, describe
+from tape.model.adapters import Method, adapt, cast_frozen, check_frozen, describe
 from tape.model.checkpoint import check_length, load_model, restore
 from tape.model.configuration import TapeConfig
-from tape.model.frozen import cast_frozen, check_frozen
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
