@@ -26,8 +26,8 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from tape.files import write_text
 from tape.model.adapters import save_configuration
-from tape.model.flops import training_flops
 from tape.model.loss import IGNORED, predicted_positions
+from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import TRAINED, clear_unfinished, finalize_checkpoint, remove_old, unfinished
 from tape.runs.metrics import MetricsFile
 from tape.training.callbacks import (
@@ -78,7 +78,7 @@ class LanguageModelTrainer(Trainer):
         self.length, self.measure, self.rates = length, measure, rates
         model, flops = self.model, None  # there are fewer with frozen weights
         if all(parameter.requires_grad for parameter in model.parameters()):
-            flops = training_flops(model.config, length) / length
+            flops = flops_per_token(model, length)
         self.console, self.continued = Console(flops), Continued(self)
         self.guard = StopAndNaNCallback(late=self.args.device.type == "cuda")
         for kind in (PrinterCallback, ProgressCallback):
@@ -253,6 +253,17 @@ class LanguageModelTrainer(Trainer):
             for path in work.iterdir():
                 path.replace(folder / path.name)
             work.rmdir()
+
+
+def flops_per_token(model: TapeForCausalLM, length: int) -> int:
+    """Returns FLOPs of a training step per token of a sequence: 6 for each weight but those of the
+    embeddings and 12 for each channel of the queries and token of the sequence (PaLM, Chowdhery et
+    al. 2022, arXiv 2204.02311, appendix B)."""
+    config = model.config
+    channels = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    weights = sum(x.numel() for x in model.model.layers.parameters())
+    head = config.hidden_size * config.vocab_size
+    return 6 * head + config.num_recurrences * (6 * weights + 12 * channels * length)
 
 
 @contextmanager
