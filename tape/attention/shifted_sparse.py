@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,57 +21,43 @@ from torch import Tensor, nn
 from tape.attention.payload import Attended, Values
 from tape.positions import LayerPosition, PositionEncoding
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 Parts = list[Tensor]  # q, k, v and optionally the payload
 SUPPORTED_BACKENDS = ("sdpa", "flash_attention_2")  # causal without a mask
 
 
-def check_groups(implementation: str, config: PretrainedConfig, group: int) -> None:
-    """Raises a ValueError unless a model can train in groups of `group` tokens with this attention
-    backend."""
-    trying = f"training in shifted groups of {group} tokens"
-    if type(group) is not int or group < 2 or group % 2:
-        raise ValueError(
-            f"{trying}: it must be an even integer >= 2, because groups are shifted by half"
-        )
+def check_backend(implementation: str) -> None:
     if implementation not in SUPPORTED_BACKENDS:
         raise ValueError(
-            f"{trying} with attn_implementation={implementation!r}; allowed: "
+            f"training in shifted groups with attn_implementation={implementation!r}; allowed: "
             f"{', '.join(SUPPORTED_BACKENDS)}"
         )
+
+
+def check_groups(model: nn.Module, group: int) -> None:
+    """Raises a ValueError unless a decoder can train in groups of `group` tokens."""
+    config, layers, trying = model.config, model.layers, f"training in groups of {group} tokens"
+    if type(group) is not int or group < 2 or group % 2:
+        raise ValueError(f"{trying}: it must be an even integer >= 2, to shift by half")
+    check_backend(config._attn_implementation)
     if config.num_attention_heads % 2:
         raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
-
-
-def check_layers(model: nn.Module, group: int) -> None:
-    """Raises a ValueError for a decoder that cannot train in groups of `group` tokens."""
-    layers, trying = model.layers, f"training in shifted groups of {group} tokens"
-    if windows := sorted(
-        {model.config.sliding_window, *(layer.context.window for layer in layers)} - {None}
-    ):
+    windows = {config.sliding_window, *(layer.context.window for layer in layers)} - {None}
+    if windows:
         raise ValueError(
-            f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
-            "mask; allowed: layers without a window"
+            f"{trying} with windows of {', '.join(map(str, sorted(windows)))} tokens: groups "
+            "replace the mask; allowed: layers without a window"
         )
-    if model.config.scalable_softmax:
+    if config.scalable_softmax:
         raise ValueError(
-            f"{trying} with scalable_softmax: it counts the keys that a query sees in the whole "
-            "text; choose one"
+            f"{trying} with scalable_softmax, which counts the keys of the whole text; choose one"
         )
     encodings = [part for part in model.position.modules() if isinstance(part, PositionEncoding)]
     if any(type(each).biases is not PositionEncoding.biases for each in encodings) or any(
         type(layer.context).bias is not LayerPosition.bias for layer in layers
     ):
         raise ValueError(
-            f"{trying} with position {model.config.position['name']!r}, which adds a bias to the "
+            f"{trying} with position {config.position['name']!r}, which adds a bias to the "
             "scores; allowed: nope, rope, tape and others without one"
-        )
-    if any(layer.context.needs_lse for layer in layers):
-        raise ValueError(
-            f"{trying} with an encoding that needs the log-sum-exp of the scores, which groups do "
-            "not return"
         )
 
 
@@ -94,7 +79,7 @@ def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> T
             f"training in shifted groups with an attention_mask of {attention_mask.ndim} "
             "dimensions: it must be (B, T), zero at padding"
         )
-    return attention_mask.bool()
+    return attention_mask
 
 
 def shifted_groups(
