@@ -98,7 +98,18 @@ def test_a_batch_without_labels_has_no_loss_and_changes_nothing():
 
 
 def test_a_head_that_was_replaced_makes_logits():
-    model = make_model("tape").train()
+    model, tokens = make_model("tape").train(), random_tokens(1, 9)
     model.resize_token_embeddings(70)
-    tokens = random_tokens(1, 9)
-    assert model(tokens, labels=tokens).logits.shape == (1, 9, 70)
+    both, alone = (model(tokens, labels=tokens, skip_logits=skip) for skip in (False, True))
+    assert both.logits.shape == (1, 9, 70) and alone.logits is None
+    torch.testing.assert_close(alone.loss, both.loss)
+
+
+def test_second_derivatives_are_refused():
+    """Hand-written gradients have no graph: terms would be missing without a word."""
+    model, tokens = make_model("tape").train(), random_tokens(1, 9)
+    loss = model(tokens, labels=tokens, skip_logits=True).loss
+    parameters = [*model.parameters()]
+    slopes = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        sum(x.sum() for x in slopes if x is not None).backward()

@@ -7,8 +7,7 @@ q (B, H, T, D); k (B, K, S, D); values and their payload as `Values`
 it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-sum-exp is None unless
 `needs_lse`.
 
-Backend names are transformers', so `attn_implementation=`, `set_attn_implementation` and the mask
-builders keep working. An unsupported request raises an error; there is no silent fallback.
+Backend names are transformers'. An unsupported request raises an error; there is no fallback.
 """
 
 from __future__ import annotations
@@ -79,13 +78,10 @@ def sdpa(
     dropout: float,
     needs_lse: bool = False,
 ) -> Attended:
-    """torch's fused kernels; `tape.attention.gpu` chooses among those of a GPU.
-
-    On a CPU, two calls of equal width, for values and payload, are faster than one of unequal
-    width, which falls back to unfused code. Some inputs have faster paths there
-    (`tape.attention.cpu`). No kernel returns the log-sum-exp: with it the scores are computed as by
-    `eager`.
-    """
+    """torch's fused kernels, of which none returns the log-sum-exp: with it the scores are computed
+    as by `eager`. `tape.attention.gpu` chooses a kernel on a GPU. On a CPU some inputs have faster
+    paths (`tape.attention.cpu`); others take two calls, because unequal widths fall back to unfused
+    code."""
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
     is_causal = mask is None and bool(T > 1)  # the builder leaves causality to us

@@ -3,8 +3,8 @@ kernels.
 
 torch's kernel requires values of the queries' width, so values and payload take two calls: two
 softmaxes, and ten matrix products in the backward pass. One softmax for both, by blocks of queries,
-takes seven products. As in the fused kernel the backward pass computes the weights again, so memory
-is linear in the length.
+takes seven. As in the fused kernel the backward pass computes the weights again, so memory is
+linear in the length.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 2309.12307).
 
 Tokens attend within groups of consecutive tokens. In the first half of the heads, groups start at
-multiples of the group size; in the second half they are shifted by half a group, so that tokens on
-both sides of a border attend to each other. There the first and last groups are shorter. (The
-original code rolls them into one group, in which the first tokens can see the last ones.)
-
-Groups count the real tokens of each sequence, so padding on either side changes nothing.
+multiples of the group size; in the second half they are shifted by half a group, and the first and
+last groups are shorter. (The original code rolls them into one group, in which the first tokens can
+see the last ones.) Groups count the real tokens of each sequence, so padding changes nothing.
 """
 
 from __future__ import annotations
@@ -62,11 +60,8 @@ def check_groups(model: nn.Module, group: int) -> None:
 
 
 def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:
-    """Returns the mask of `shifted_groups`: (B, T), False at padding.
-
-    Raises:
-        ValueError: for a mask that is not 2-D, and for documents.
-    """
+    """Returns the mask of `shifted_groups`, (B, T), False at padding; raises a ValueError for other
+    masks, and for documents."""
     if documents is not None:
         raise ValueError(
             "training in shifted groups with document_ids: groups would join documents; give one "

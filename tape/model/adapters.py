@@ -111,13 +111,8 @@ def adapt(
     base_weights: str,
     frozen: str | None = None,
 ) -> TapeForCausalLM | PeftModel:
-    """Enables the method's trainable parameters and records method and base model in the
-    configuration.
-
-    Args:
-        base: folder or hub name that the model was loaded from.
-        base_weights: its hash or revision.
-        frozen: storage of frozen weights (`check_frozen`).
+    """Enables the method's trainable parameters and records in the configuration: the method, the
+    folder or hub name of the base, its hash or revision, and the storage of frozen weights.
 
     Raises:
         ValueError: if nothing would train, or for groups that do not fit the training length.
@@ -166,13 +161,8 @@ def _with_lora(model: TapeForCausalLM, lora: LoRA, base: str, whole: set[str]) -
 
 
 def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
-    """Raises a ValueError unless a run can store its frozen weights this way: None for float32,
-    or "bfloat16".
-
-    Args:
-        method: how the base is adapted; None if all weights train or there is no base.
-        bf16: whether the run computes in bfloat16.
-    """
+    """Raises a ValueError unless a run can store its frozen weights this way: None for float32, or
+    "bfloat16". `bf16` is whether it computes in bfloat16."""
     if frozen is None:
         return
     look_up("frozen", frozen, {BFLOAT16: BFLOAT16})

@@ -88,8 +88,7 @@ class GrowableBuffer:
         """Returns `content` plus the new tokens; copies unless `content` is the latest view.
 
         Cropping, reordering, assignment and a copy of the cache give a different tensor: tokens
-        that are still referenced are never overwritten. (Autograd counts in-place writes behind a
-        view, too: so backpropagate through cached tensors before the next append.)
+        that are still referenced are never overwritten.
         """
         count = new.shape[-2]
         start = content.shape[-2] if content.ndim > 1 else 0  # empty tensors have one axis
@@ -118,17 +117,12 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reset_buffers()
-
-    def reset_buffers(self) -> None:
-        """Drops the spare capacity after keys and values were replaced."""
         self.buffers = GrowableBuffer(), GrowableBuffer()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
         if is_compiling() or torch.is_grad_enabled():
-            self.reset_buffers()
             return super().update(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -136,18 +130,6 @@ class GrowingLayer(DynamicLayer):
         self.keys = keys.append(self.keys, key_states)
         self.values = values.append(self.values, value_states)
         return self.keys, self.values
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.reset_buffers()
-        super().reorder_cache(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.reset_buffers()
-        super().batch_select_indices(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reset_buffers()
-        super().batch_repeat_interleave(repeats)
 
 
 class GrowingCache(DynamicCache):

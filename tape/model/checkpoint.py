@@ -159,11 +159,8 @@ def with_weights(
     source: str | Path, config: TapeConfig, *, new_encoding: bool, **how: Any
 ) -> tuple[TapeForCausalLM, list[str]]:
     """Returns the decoder of a configuration with the weights of a checkpoint, and the names of the
-    weights that it does not take.
-
-    Args:
-        new_encoding: whether the encoding's own weights may be missing; they are initialised.
-        how: arguments of `from_pretrained`.
+    weights that it does not take. A `new_encoding`'s own weights may be missing; they are
+    initialised.
 
     Raises:
         ValueError: if weights are missing, quantized, or of other shapes.

@@ -72,8 +72,7 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         raise ValueError(
             f"{count} layers, with config.num_hidden_layers={config.num_hidden_layers} and "
             f"num_recurrences={R}, but the model was made for {model.indices_layer} in all: layers "
-            "and recurrences cannot be added or removed (also not by peft's layer_replication); "
-            "make a model from a configuration with these numbers"
+            "cannot be added or removed (also not by peft's layer_replication); make a new model"
         )
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
@@ -91,19 +90,12 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     if cached_indices is not None:  # after all checks
         indices.keep_indices(batch.cache, model.indices_layer, cached_indices, x_BTC.shape[1])
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
-    tokens = [
-        Tokens(positions, bias, batch.real, batch.slots, batch.documents, seen) for bias in biases
-    ]
-    applied = [*zip(windows, tokens, strict=True)] * R
-    return Inputs(
-        x_BTC,
-        states,
-        [
-            LayerInputs(own, *kernels[window], idx, idx == len(applied) - 1, visible[window])
-            for idx, (window, own) in enumerate(applied)
-        ],
-        batch.cache,
-    )
+    layers = []
+    for idx in range(count * R):
+        window, bias, final = windows[idx % count], biases[idx % count], idx == count * R - 1
+        tokens = Tokens(positions, bias, batch.real, batch.slots, batch.documents, seen)
+        layers.append(LayerInputs(tokens, *kernels[window], idx, final, visible[window]))
+    return Inputs(x_BTC, states, layers, batch.cache)
 
 
 def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
@@ -164,11 +156,7 @@ def _coordinates(
     model: PreTrainedModel, batch: Batch, call: Call, index: Tensor | None
 ) -> tuple[Positions, Tensor | None]:
     """Returns the coordinates of the tokens, one draw for all layers, and what the cache has to
-    keep of their indices (`indices.keep_indices`).
-
-    Args:
-        index: (B, T) token indices within documents, or None.
-    """
+    keep of their indices. `index` (B, T) is within documents; None without any."""
     position, ids, cached = model.position, call.position_ids, None
     if ids is not None and ids.is_floating_point():
         raise ValueError(

@@ -1,8 +1,7 @@
 """Head and cross-entropy in one function, without the logits of all tokens.
 
-With a vocabulary of 32,000 the logits, their gradient and what the loss saves dominate the memory
-of a small model. Here they are computed for a chunk of tokens at a time, gradients included, so no
-logits are kept for the backward pass; the arithmetic is the same.
+They are computed for a chunk of tokens at a time, gradients included, so no logits are kept for the
+backward pass; the arithmetic is the same.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ class Head(nn.Linear):
         Args:
             labels: token ids, -100 for tokens that are not predicted.
             num_items: divisor of the sum; the number of predicted tokens by default.
-            positions: (B, M) of all labels that are not -100 and not the first of their row, -1
-                where a row has fewer (`predicted_positions`): the others are not computed. To look
-                for them here, a CPU would have to wait for the GPU.
+            positions: (B, M) of the labels to predict (`predicted_positions`): others are not
+                computed. To look for them here, a CPU would have to wait for the GPU.
         """
         if labels is None:
             return super().forward(x_BTC)
@@ -108,11 +106,10 @@ class SummedCrossEntropy(torch.autograd.Function):
             grad = grad.to(x_MC.dtype)
             if needs_x:
                 grad_x[part] = grad @ weight_VC
-            if needs_weight:
-                if grad.dtype == wide:
-                    grad_weight.addmm_(grad.mT, x)
-                else:
-                    grad_weight += grad.mT @ x
+            if needs_weight and grad.dtype == wide:
+                grad_weight.addmm_(grad.mT, x)
+            elif needs_weight:
+                grad_weight += grad.mT @ x
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.dtype = weight_VC.dtype
         return total
