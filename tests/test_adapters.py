@@ -17,7 +17,7 @@ from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
-from tape.model.adapters import Method, adapt, cast_frozen, trainable
+from tape.model.adapters import Method, adapt, trainable
 from tape.model.checkpoint import fingerprint, load_model
 from tape.runs.metrics import read_metrics
 from tape.training.build import adapt_model, adapted_config, identity
@@ -163,47 +163,33 @@ def test_frequencies_come_back(base, trained):
     torch.testing.assert_close(own.get_base_model().model.position.inv_freq, expected)
     yarn = load_model(trained("yarn")).config.rope_parameters
     assert (yarn["factor"], yarn["rope_theta"]) == (LENGTH / SHORT, THETA)
+    loaded = TapeForCausalLM.from_pretrained(base, position="yarn", max_position_embeddings=99)
+    for found in (yarn, loaded.config.rope_parameters):
+        assert found["original_max_position_embeddings"] == SHORT
 
 
-@pytest.mark.parametrize("position", ["yarn", "tape_yarn"])
-def test_yarn_extends_the_length_of_its_base(base, position):
-    found = adapted(base, "lora", f"position={position}").config.rope_parameters
-    expected = {"factor": LENGTH / SHORT, "original_max_position_embeddings": SHORT}
-    assert found | expected == found
-    loaded = TapeForCausalLM.from_pretrained(base, position=position, max_position_embeddings=99)
-    assert loaded.config.rope_parameters["original_max_position_embeddings"] == SHORT
-
-
-def with_rope(base, folder, **rope):
-    """A copy of the base with other fields of `rope_parameters`."""
-    folder = shutil.copytree(base, folder)
-    saved = json.loads((folder / "config.json").read_text())
-    saved["rope_parameters"] |= rope
-    (folder / "config.json").write_text(json.dumps(saved))
+def edited(source, folder, **fields):
+    """A copy of a model, or the same, with other fields in its config.json."""
+    path = (folder if folder == source else shutil.copytree(source, folder)) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder
 
 
 def test_the_yarn_of_a_base_is_kept_and_other_schedules_are_refused(base, tmp_path):
     yarn = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    yarn |= {"original_max_position_embeddings": SHORT // 2}
-    folder = with_rope(base, tmp_path / "yarn", **yarn)
+    yarn |= {"original_max_position_embeddings": SHORT // 2, "rope_theta": THETA}
+    folder = edited(base, tmp_path / "yarn", rope_parameters=yarn)
     for method in ("lora", "yarn"):
         found = adapted(folder, method, "position=yarn").config.rope_parameters
         assert found | yarn == found
         message = r"base has YaRN with factor=2\.0.*position\.factor=null"
         with pytest.raises(ValueError, match=message):
             adapted(folder, method, "position=yarn", "position.factor=3")
-    folder = with_rope(base, tmp_path / "linear", rope_type="linear", factor=4.0)
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": THETA}
+    folder = edited(base, tmp_path / "linear", rope_parameters=linear)
     adapted(folder, "lora")
     with pytest.raises(ValueError, match=r"base_model=.*linear: position yarn .*rope_type='linear"):
         adapted(folder, "yarn")
-
-
-@torch.no_grad()
-def test_before_the_first_step_it_is_the_llama(base, blocks):
-    ours = adapted(base, "adape_lora").eval()(input_ids=blocks).logits
-    llama = LlamaForCausalLM.from_pretrained(base).eval()(blocks).logits
-    torch.testing.assert_close(ours, llama, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +239,7 @@ def test_embeddings_that_are_the_head_stay_the_head(base, blocks, tmp_path, meth
     assert loss_of(again, blocks) == pytest.approx(loss, abs=1e-5)
 
 
-def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(base, extend, blocks):
+def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(extend, blocks):
     folder = extend("adape", "frozen=bfloat16", "trainer.bf16=true")
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -263,20 +249,12 @@ def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(base, extend, bl
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):  # what a base was rounded to, it was trained on
         assert loss_of(model, blocks) == pytest.approx(logged_loss(folder), abs=1e-5)
-    model = adapted(base, "adape")
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    cast_frozen(model, "bfloat16")
-    for name, parameter in model.named_parameters():
-        expected = before[name] if parameter.requires_grad else before[name].bfloat16()
-        assert torch.equal(parameter, expected), name
 
 
 def test_an_adapter_finds_its_base_from_elsewhere(trained, base, tmp_path, monkeypatch, blocks):
     shutil.copytree(base, tmp_path / "models" / "base")
-    folder = shutil.copytree(trained("lora"), tmp_path / "output" / "lora")
-    config = json.loads((folder / "config.json").read_text())
-    config["adaptation"]["base_model"] = "models/base"
-    (folder / "config.json").write_text(json.dumps(config))
+    own = load_model(trained("lora")).config.adaptation | {"base_model": "models/base"}
+    folder = edited(trained("lora"), tmp_path / "output" / "lora", adaptation=own)
     monkeypatch.chdir(base)
     assert loss_of(load_model(folder), blocks) == pytest.approx(logged_loss(folder), abs=1e-5)
     with (tmp_path / "models" / "base" / "model.safetensors").open("r+b") as file:
@@ -296,8 +274,7 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
     shutil.copy(trained("lora") / "config.json", folder)
     with pytest.raises(ValueError, match=r"does not match the decoder in its config\.json"):
         load_model(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"adaptation": None}))
+    edited(folder, folder, adaptation=None)
     with pytest.raises(ValueError, match=r"base is not recorded in its config\.json"):
         load_model(folder)
 
@@ -330,11 +307,7 @@ def test_the_sizes_of_an_experiment_are_those_of_new_models(start, base, tmp_pat
     sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
     other = make_llama(tmp_path / "other", AutoTokenizer.from_pretrained(base), **sizes)
     given = ["peft=adape", f"base_model={other}", "trainer.max_steps=2"]
-    message = (
-        r"model\.hidden_size=32, but \S+other has 48; model\.num_hidden_layers=2, but .* has 3; "
-        r"leave these out, and give model=keep"
-    )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"hidden_size=32, but \S+other has 48; .*layers=2, but"):
         start(*given, "model.hidden_size=32", "model.num_hidden_layers=2")
     model = load_model(start(*given, "model.num_hidden_layers=3"))
     assert {name: getattr(model.config, name) for name in sizes} == sizes
