@@ -98,11 +98,10 @@ def test_what_each_call_of_a_fused_kernel_is_given(monkeypatch):
         assert [heads, grouped] == [4, False]
 
 
-WIDTHS = [(32, 64), (64, 64), (64, 128), (128, 128), (128, 256)]
 H100, A100, RTX = 232_448, 166_912, 101_376  # bytes of shared memory of a block
 
 
-@pytest.mark.parametrize(("queries", "values"), WIDTHS)
+@pytest.mark.parametrize(("queries", "values"), [(32, 64), (64, 128), (128, 128), (128, 256)])
 def test_block_sizes_fit_the_device(queries, values):
     for limit in (H100, A100, RTX):
         options = flex.kernel_options(queries, values, limit)

@@ -68,12 +68,13 @@ def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None
 
 
 def cached_keys(cache: Cache, layer_idx: int) -> Tensor:
-    """Returns a layer's cached keys (B, K, S, D). An offloaded cache may be fetching them on a
-    stream of its own, and only waits for it when the layer is updated."""
-    layer = cache.layers[layer_idx]
-    if cache.offloading:
-        torch.cuda.default_stream(layer.device).wait_stream(cache.prefetch_stream)
-    return layer.keys.to(layer.device)
+    """Returns a layer's cached keys (B, K, S, D)."""
+    if cache.offloading:  # it may still be fetching them
+        raise ValueError(
+            "an offloaded cache with an encoding or position_ids that read cached keys before it "
+            "has fetched them; use another cache"
+        )
+    return cache.layers[layer_idx].keys
 
 
 class GrowableBuffer:
