@@ -147,8 +147,10 @@ def test_generates(kernel, request):
     settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
     expected = model.generate(tokens, **settings)
     request.getfixturevalue(kernel)(model)
-    for cache in ("dynamic", "static") if kernel == "flex" else ("dynamic",):
-        found = model.generate(tokens, cache_implementation=cache, **settings)
+    found = model.generate(tokens, **settings)
+    assert torch.equal(found, expected)
+    if kernel == "flex":
+        found = model.generate(tokens, cache_implementation="static", **settings)
         assert torch.equal(found, expected)
 
 
@@ -161,15 +163,13 @@ def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel, flash_attn)
     assert not torch.allclose(values, attend(q, k, Values(v, v), None, None, 0.3, 0.0)[0])
 
 
-@pytest.mark.parametrize("dropout", [0.0, 1e-12])
-@pytest.mark.parametrize("width", [3, 8, 13])
+@pytest.mark.parametrize(("width", "dropout"), [(3, 0.0), (13, 0.0), (13, 1e-12)])
 def test_flash_takes_a_payload_of_any_width(width, dropout, flash_attn):
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
     payload, mask = torch.randn(1, 1, 9, width), torch.ones(5, 9).tril(4).bool()
     ours = flash.flash(q, k, Values(v, payload), None, None, 0.3, dropout)
     expected = attention.eager(q, k, Values(v, payload), mask, None, 0.3, 0.0)
-    for average, reference in zip(ours[:2], expected[:2], strict=True):
-        torch.testing.assert_close(average, reference, **EXACT)
+    torch.testing.assert_close(ours[:2], expected[:2], **EXACT)
 
 
 def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
@@ -214,9 +214,7 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
 
 
 def test_flex_refuses_what_it_cannot_do():
-    with pytest.raises(
-        ValueError, match=r"position 'path': it computes .*; allowed .*eager, sdpa$"
-    ):
+    with pytest.raises(ValueError, match=r"'path': it computes .*; allowed .*eager, sdpa$"):
         make_model("path", kernel="flex_attention")
     message = r"'flex_attention' with .*: attention_dropout=0.1.*eager, sdpa or flash_attention_2"
     config = make_config("rope", attention_dropout=0.1, attn_implementation="flex_attention")

@@ -63,7 +63,7 @@ def test_bad_positions_are_refused(position, message):
         (
             "sincos",
             {"hidden_size": 33, "num_attention_heads": 3, "head_dim": 8},
-            "hidden_size=33 must be even",
+            "=33 must be even",
         ),
         ("tape_not_tensorial", {"num_key_value_heads": 2}, r"tensorial=false.*key_value_heads=2"),
     ],
@@ -73,21 +73,16 @@ def test_shapes_that_an_encoding_cannot_have_are_refused(position, changes, mess
         make_model(position, **changes)
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"), [("postion", "; did you mean 'position'"), ("temperature", "")]
-)
-def test_unknown_fields_are_refused(tmp_path, given, meant):
+def test_unknown_fields_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="TapeConfig has no field 'temperature'"):
+        TapeConfig(temperature=8)
     make_config("rope").save_pretrained(tmp_path)
-    message = f"TapeConfig has no field '{given}'{meant}"
-    with pytest.raises(ValueError, match=message):
-        TapeConfig(**{given: 8})
-    if not meant:  # others may be of the checkpoint's own
-        return
+    message = "TapeConfig has no field 'postion'; did you mean 'position'"
     for source in (TapeConfig, AutoConfig, TapeForCausalLM):
         with pytest.raises(ValueError, match=message):
-            source.from_pretrained(tmp_path, **{given: 8})
+            source.from_pretrained(tmp_path, postion=8)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {given: 8}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"postion": 8}))
     with pytest.raises(ValueError, match=message):
         TapeConfig.from_pretrained(tmp_path)
 

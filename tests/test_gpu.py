@@ -72,10 +72,8 @@ def errors(found, exact):
 @pytest.mark.parametrize("padding", [True, False])  # causal kernels need no mask without it
 @pytest.mark.parametrize("heads", [4, 2])
 def test_bfloat16_is_as_close_as_eager_is(kernel, position, padding, heads):
-    """Logits and every gradient: at most three times the largest error of eager in bfloat16.
-
-    Fused kernels round the averages that the gradient of their weights is made from, eager does
-    not: parameter by parameter they may be further apart. A wrong gradient is off by its size."""
+    """Logits and every gradient: at most three times the largest error of eager in bfloat16. A
+    wrong gradient is off by its size."""
     if heads == 2 and not POSITIONS[position].get("tensorial", True):
         pytest.skip("needs a key/value head per query head")
     assert_as_close_as_eager(kernel, position, num_key_value_heads=heads, padding=padding)
@@ -107,10 +105,8 @@ def test_decodes_with_a_cache(kernel, position):
     model = make_gpu_model(position, kernel, torch.bfloat16)
     tokens, mask = padded()
     full = model(tokens, attention_mask=mask).logits
-    caches = [None]
-    if kernel != "flash_attention_2":
-        caches.append(StaticCache(config=model.config, max_cache_len=LENGTH + 9))
-    for cache in caches:
+    static = StaticCache(config=model.config, max_cache_len=LENGTH + 9)
+    for cache in (None, static) if kernel != "flash_attention_2" else (None,):
         prompt = {"attention_mask": mask[:, :140], "past_key_values": cache}
         output = model(tokens[:, :140], **prompt)
         cache, pieces = output.past_key_values, [output.logits]

@@ -82,7 +82,6 @@ def test_evaluation_has_the_loss_of_its_logits(position, trainer):
     "settings",
     [
         {},
-        {"label_smoothing_factor": 1e-9},
         {"label_smoothing_factor": 0.2},
         {"gradient_accumulation_steps": 3},
         {"train_sampling_strategy": "group_by_length"},
