@@ -223,13 +223,3 @@ def test_flex_refuses_what_it_cannot_do():
     model = make_model("rope", attention_dropout=0.1)
     with pytest.raises(ValueError, match=message):
         model.set_attn_implementation("flex_attention")
-
-
-@pytest.mark.parametrize("name", ["flash_attention_3", "kernels-community/flash-attn2"])
-def test_implementations_of_others_are_refused(name):
-    """transformers would take another in their place, or load a kernel from the hub."""
-    message = f"{name}' with position 'rope': no such implementation"
-    with pytest.raises(ValueError, match=message):
-        make_model("rope", kernel=name)
-    with pytest.raises(ValueError, match=message):
-        make_model("rope").set_attn_implementation({"": name})

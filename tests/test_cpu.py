@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import gradients, make_model, random_tokens
 from torch.autograd import gradcheck
 
 from tape.attention.cpu import BLOCK, attend
@@ -35,17 +34,6 @@ def test_blocks_of_queries_equal_attention_at_once(length, width, constant):
     weights = random(*found.shape, seed=4).detach()
     both = [torch.autograd.grad((x * weights).sum(), inputs) for x in (found, expected)]
     torch.testing.assert_close(*both, atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("key_heads", [2, 1])
-def test_grouped_queries_train_alike_with_and_without_blocks(key_heads):
-    tokens = random_tokens(2, 9)
-    models = [
-        make_model("tape", kernel=kernel, num_key_value_heads=key_heads).train()
-        for kernel in ("eager", "sdpa")
-    ]
-    both = [gradients(model, tokens) for model in models]
-    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("state", [(1, 1, 5, 2, 3), (2, 1, 5, 2, 3), (2, 4, 5, 2, 3)])

@@ -39,6 +39,9 @@ def test_loss_and_gradients_are_those_of_all_logits(at_once, num_items, kept, gi
     torch.testing.assert_close(found, expected, atol=0, rtol=1e-6)
     both = [gradients(loss, x, head.weight) for loss in (found, expected)]
     torch.testing.assert_close(*both, atol=1e-6, rtol=1e-6)
+    head.weight.requires_grad_(False)  # as of a base model
+    frozen = gradients(head(x, labels, num_items, positions), x)
+    torch.testing.assert_close(frozen, both[1][:1], atol=1e-6, rtol=1e-6)
 
 
 def test_predicted_positions_are_those_of_the_labels_to_predict():
@@ -46,15 +49,6 @@ def test_predicted_positions_are_those_of_the_labels_to_predict():
     assert predicted_positions(labels).tolist() == [[2, 3], [3, -1]]
     assert predicted_positions(torch.tensor([[IGNORED, 1, 2], [3, 4, 5]])) is None
     assert predicted_positions(torch.full((2, 3), IGNORED)).shape == (2, 0)
-
-
-def test_a_frozen_head_and_frozen_inputs():
-    head, x, labels = setting()
-    for of in (x, head.weight):
-        head.weight.requires_grad_(of is head.weight)
-        given = x if of is x else x.detach()
-        both = [gradients(loss, of) for loss in (head(given, labels), plain(head, given, labels))]
-        torch.testing.assert_close(*both, atol=1e-6, rtol=1e-6)
 
 
 def test_autocast_takes_products_in_its_dtype_and_adds_up_in_float32():

@@ -56,13 +56,9 @@ def test_adapters_of_a_model_in_bfloat16(position):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "tape", "fox", "path"])
-def test_prefixes_are_cached_keys_and_values_or_refused(position):
-    """An encoding that keeps more of a token refuses them."""
+@pytest.mark.parametrize("position", ["tape", "fox", "path"])
+def test_prefixes_are_refused_by_encodings_that_keep_more_of_a_token(position):
     model, tokens = make_model(position, num_key_value_heads=4), random_tokens(2, 8)
     tuned = get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    if position == "rope":
-        assert tuned.eval()(tokens).logits.isfinite().all()
-        return
     with pytest.raises(ValueError, match=f"position '{position}' with .* prefix tuning"):
         tuned.eval()(tokens)

@@ -17,8 +17,8 @@ from tape.attention.payload import Values
 def cached_extras(
     cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
 ) -> Tensor | None:
-    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width); None if
-    there are none. A static cache has free slots at its end.
+    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width), with the
+    free slots of a static cache at its end; None without cached keys.
 
     Raises:
         ValueError: for keys without extras, which are not of this `encoding`.

@@ -29,7 +29,6 @@ COUNTS = (
     "max_position_embeddings",
 )
 
-
 # Arguments of transformers' configurations that are no fields.
 ARGUMENTS = {
     "attn_implementation",
@@ -107,11 +106,8 @@ class TapeConfig(LlamaConfig):
 
     @classmethod
     def _check_names(cls, given: Iterable[str], others: bool) -> list[str]:
-        """Returns unknown names, apart from private ones.
-
-        Args:
-            others: whether there may be some: other versions and programs save their own, and
-                `from_pretrained` has arguments that are no fields.
+        """Returns unknown names, apart from private ones, if there may be `others`: of other
+        versions and programs, and arguments of `from_pretrained`.
 
         Raises:
             ValueError: for an unknown name; with `others`, only if it resembles a known one.

@@ -44,12 +44,10 @@ class TapeGenerationMixin(GenerationMixin):
         return create_masks_for_generate(attention_mask=mask, config=whole, **arguments)
 
     def _get_static_cache_init_shape(self) -> None:
-        """None: the cache takes its shape from its first values, which may be wider than the keys.
-        For `prefill_chunk_size` transformers would allocate both alike."""
+        """None: a cache takes its shape from its first values, which may be wider than the keys."""
 
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> None:
-        """None: the decoder counts the tokens of a mask itself (`tape.model.indices`), and a cache
-        does not have to keep their indices."""
+        """None: the decoder counts the tokens of a mask itself (`tape.model.indices`)."""
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, *args, **kwargs
