@@ -91,11 +91,7 @@ SHAPE = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "num_hid
 # Of what versions 4 of transformers saved for a Llama: names that are gone, or resemble others.
 LLAMA_4 = SHAPE | {
     "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "is_decoder": False,
-    "max_length": 20,
     "max_sequence_length": 64,
-    "rope_scaling": None,
     "rope_theta": 500000.0,
     "sep_token_id": None,
     "tie_encoder_decoder": False,
