@@ -19,9 +19,8 @@ from benchmarks.parsers import METHODS, WITHOUT
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.cost import configuration
 from tape.export.llama import llama_config
-from tape.model.adapters import Method, adapt
+from tape.model.adapters import BFLOAT16, Method, adapt, cast_frozen
 from tape.model.cache import GrowingCache, GrowingLayer
-from tape.model.frozen import BFLOAT16, cast_frozen
 from tape.parsers import SHAPE
 from tape.positions.tape import TapeLayer
 

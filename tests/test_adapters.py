@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from functools import cache as cached
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
 from tape.model.adapters import Method, adapt, trainable
 from tape.model.checkpoint import fingerprint, load_model
-from tape.model.frozen import cast_frozen
 from tape.runs.metrics import read_metrics
 from tape.training.build import adapt_model, adapted_config, identity
 
@@ -152,9 +150,7 @@ def test_drope_has_no_positions_and_the_weights_of_its_base(base):
     weights, llama = model.state_dict(), load_model(base)
     assert weights.keys() == llama.state_dict().keys()
     assert all(torch.equal(weights[name], x) for name, x in llama.state_dict().items())
-    tokens, rows = torch.tensor([[5, 6, 7, 8]]), ([[0, 1, 2, 3]], [[0, 3, 5, 9]])
-    logits = [model(tokens, position_ids=torch.tensor(row)).logits for row in rows]
-    assert torch.equal(*logits) and not torch.equal(logits[0], llama(tokens).logits)
+    assert model.config.position["name"] == "nope"
 
 
 def test_frequencies_come_back(base, trained):
@@ -165,56 +161,39 @@ def test_frequencies_come_back(base, trained):
     torch.testing.assert_close(own.get_base_model().model.position.inv_freq, expected)
     yarn = load_model(trained("yarn")).config.rope_parameters
     assert (yarn["factor"], yarn["rope_theta"]) == (LENGTH / SHORT, THETA)
+    loaded = TapeForCausalLM.from_pretrained(base, position="yarn", max_position_embeddings=99)
+    for found in (yarn, loaded.config.rope_parameters):
+        assert found["original_max_position_embeddings"] == SHORT
 
 
-@pytest.mark.parametrize(("method", "position"), [("lora", "yarn"), ("adape", "tape_yarn")])
-def test_yarn_extends_the_length_of_its_base(base, method, position):
-    found = adapted(base, method, f"position={position}").config.rope_parameters
-    expected = {"factor": LENGTH / SHORT, "original_max_position_embeddings": SHORT}
-    assert found | expected == found
-    loaded = TapeForCausalLM.from_pretrained(base, position=position, max_position_embeddings=99)
-    assert loaded.config.rope_parameters["original_max_position_embeddings"] == SHORT
-
-
-def with_rope(base, folder, **rope):
-    """A copy of the base with other fields of `rope_parameters`."""
-    folder = shutil.copytree(base, folder)
-    saved = json.loads((folder / "config.json").read_text())
-    saved["rope_parameters"] |= rope
-    (folder / "config.json").write_text(json.dumps(saved))
+def edited(source, folder, **fields):
+    """A copy of a model, or the same, with other fields in its config.json."""
+    path = (folder if folder == source else shutil.copytree(source, folder)) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder
 
 
 def test_the_yarn_of_a_base_is_kept_and_other_schedules_are_refused(base, tmp_path):
     yarn = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    yarn |= {"original_max_position_embeddings": SHORT // 2}
-    folder = with_rope(base, tmp_path / "yarn", **yarn)
+    yarn |= {"original_max_position_embeddings": SHORT // 2, "rope_theta": THETA}
+    folder = edited(base, tmp_path / "yarn", rope_parameters=yarn)
     for method in ("lora", "yarn"):
         found = adapted(folder, method, "position=yarn").config.rope_parameters
         assert found | yarn == found
         message = r"base has YaRN with factor=2\.0.*position\.factor=null"
         with pytest.raises(ValueError, match=message):
             adapted(folder, method, "position=yarn", "position.factor=3")
-    folder = with_rope(base, tmp_path / "linear", rope_type="linear", factor=4.0)
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": THETA}
+    folder = edited(base, tmp_path / "linear", rope_parameters=linear)
     adapted(folder, "lora")
     with pytest.raises(ValueError, match=r"base_model=.*linear: position yarn .*rope_type='linear"):
         adapted(folder, "yarn")
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("method", ["adape_lora", "lora"])
-def test_before_the_first_step_it_is_the_llama(base, blocks, method):
-    ours = adapted(base, method).eval()(input_ids=blocks).logits
-    assert torch.equal(ours, load_model(base)(blocks).logits)
-    llama = LlamaForCausalLM.from_pretrained(base).eval()(blocks).logits
-    torch.testing.assert_close(ours, llama, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("method", "extra"), [("adape", True), ("adape", False), ("adape_lora", False)]
 )
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_reaches_every_weight_that_trains(base, blocks, method, extra, reentrant):
+def test_checkpointing_reaches_every_weight_that_trains(base, blocks, method, extra):
     """Also those of the first layer, where nothing that goes in has a gradient if embeddings are
     frozen."""
     model = adapted(base, method, f"peft.extra={extra}").train()
@@ -222,27 +201,22 @@ def test_checkpointing_reaches_every_weight_that_trains(base, blocks, method, ex
         for parameter in (p for p in model.parameters() if p.requires_grad):
             parameter += 0.1 * torch.randn_like(parameter)
     plain = gradients(model, blocks[:2])
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    torch.testing.assert_close(gradients(model, blocks[:2]), plain, atol=1e-6, rtol=1e-5)
+    for reentrant in (True, False):
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        torch.testing.assert_close(gradients(model, blocks[:2]), plain, atol=1e-6, rtol=1e-5)
     assert len(plain) == sum(p.requires_grad for p in model.parameters())
     assert all(gradient.abs().max() > 0 for gradient in plain.values())
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"), [("lora", ["peft.lora.dropout=0.1"]), ("adape_lora", [])]
-)
-def test_a_continued_run_equals_an_uninterrupted_one(extend, tmp_path, method, changes):
+def test_a_continued_run_equals_an_uninterrupted_one(extend, tmp_path):
     """Killed in its second half, and once more before it was saved."""
-    settings = ["trainer.max_steps=8", "trainer.logging_steps=3", *changes]
-    whole = extend(method, *settings, folder=tmp_path / "whole")
+    settings = ["adape_lora", "trainer.max_steps=8", "peft.lora.dropout=0.1"]
+    whole = extend(*settings, folder=tmp_path / "whole")
     killed = shutil.copytree(whole, tmp_path / "killed")
-    for lost in ("checkpoint-8", ""):
-        shutil.rmtree(killed / (lost or "report"))
+    for lost in ("checkpoint-8", "report"):
+        shutil.rmtree(killed / lost)
         (killed / "adapter_model.safetensors").unlink()
-        extend(method, *settings, folder=killed)
-        one, other = (load_file(run / "adapter_model.safetensors") for run in (whole, killed))
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
+        extend(*settings, folder=killed)
         assert fingerprint(whole) == fingerprint(killed)
 
 
@@ -263,7 +237,7 @@ def test_embeddings_that_are_the_head_stay_the_head(base, blocks, tmp_path, meth
     assert loss_of(again, blocks) == pytest.approx(loss, abs=1e-5)
 
 
-def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(base, extend, blocks):
+def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(extend, blocks):
     folder = extend("adape", "frozen=bfloat16", "trainer.bf16=true")
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -273,23 +247,14 @@ def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(base, extend, bl
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):  # what a base was rounded to, it was trained on
         assert loss_of(model, blocks) == pytest.approx(logged_loss(folder), abs=1e-5)
-    model = adapted(base, "adape")
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    cast_frozen(model, "bfloat16")
-    for name, parameter in model.named_parameters():
-        expected = before[name] if parameter.requires_grad else before[name].bfloat16()
-        assert torch.equal(parameter, expected), name
 
 
 def test_an_adapter_finds_its_base_from_elsewhere(trained, base, tmp_path, monkeypatch, blocks):
     shutil.copytree(base, tmp_path / "models" / "base")
-    folder = shutil.copytree(trained("lora"), tmp_path / "output" / "lora")
-    config = json.loads((folder / "config.json").read_text())
-    config["adaptation"]["base_model"] = "models/base"
-    (folder / "config.json").write_text(json.dumps(config))
-    for place in (tmp_path, tmp_path / "output", base):
-        monkeypatch.chdir(place)
-        assert loss_of(load_model(folder), blocks) == pytest.approx(logged_loss(folder), abs=1e-5)
+    own = load_model(trained("lora")).config.adaptation | {"base_model": "models/base"}
+    folder = edited(trained("lora"), tmp_path / "output" / "lora", adaptation=own)
+    monkeypatch.chdir(base)
+    assert loss_of(load_model(folder), blocks) == pytest.approx(logged_loss(folder), abs=1e-5)
     with (tmp_path / "models" / "base" / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
@@ -307,8 +272,7 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
     shutil.copy(trained("lora") / "config.json", folder)
     with pytest.raises(ValueError, match=r"does not match the decoder in its config\.json"):
         load_model(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"adaptation": None}))
+    edited(folder, folder, adaptation=None)
     with pytest.raises(ValueError, match=r"base is not recorded in its config\.json"):
         load_model(folder)
 
@@ -319,7 +283,6 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("adape position=keep peft.extra=false", "peft=adape: .*'rope' has no weights"),
         ("lora peft.lora.rank=0", "peft.lora.rank=0 must be an integer >= 1"),
         ("lora peft.lora.targets=[q_proj,x]", r"targets=\['q_proj', 'x'\] must be a list from"),
-        ("lora peft.lora.rank=4096", r"peft\.lora\.rank=4096 must be an integer in 1\.\.\d+"),
         ("lora peft.lora.dropout=1.0", r"peft.lora.dropout=1.0 must lie in \[0, 1\)"),
         ("lora +peft.lora.rnk=4", "peft.lora takes no argument 'rnk'; did you mean 'rank'"),
         ("lora peft.everything=true", "peft.everything=true with peft.lora"),
@@ -328,14 +291,8 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("longlora position=alibi", "position 'alibi', which adds a bias to the scores"),
         ("lora frozen=bfloat16", r"frozen=bfloat16.*needs trainer\.bf16=true"),
         ("lora frozen=fp16", "unknown frozen 'fp16'"),
-        ("adape frozen=nf4 trainer.bf16=true", "LoRA only"),
         ("lora base_model=null tokenizer=null", "peft=lora adapts a trained model: give"),
         ("lora base_model=/nowhere", "/nowhere"),
-        pytest.param(
-            "lora frozen=nf4 trainer.bf16=true",
-            "frozen=nf4: there is no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
-        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(extend, settings, message):
@@ -343,60 +300,31 @@ def test_settings_that_cannot_be_are_refused(extend, settings, message):
         extend(*settings.split())
 
 
-def test_frozen_weights_without_a_method_are_refused(start, base):
-    with pytest.raises(ValueError, match="frozen=bfloat16: all weights are trained"):
-        start(f"base_model={base}", "position=keep", "model=keep", "frozen=bfloat16")
-
-
-@pytest.mark.parametrize("method", ["lora", "adape", "adape_lora"])
-def test_the_sizes_of_an_experiment_are_those_of_new_models(start, base, tmp_path, method):
+def test_the_sizes_of_an_experiment_are_those_of_new_models(start, base, tmp_path):
     """A base has its own; those of the command line must be the same."""
     sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
     other = make_llama(tmp_path / "other", AutoTokenizer.from_pretrained(base), **sizes)
-    given = [f"peft={method}", f"base_model={other}", "trainer.max_steps=2"]
-    message = (
-        r"model\.hidden_size=32, but \S+other has 48; model\.num_hidden_layers=2, but .* has 3; "
-        r"leave these out, and give model=keep"
-    )
-    with pytest.raises(ValueError, match=message):
+    given = ["peft=adape", f"base_model={other}", "trainer.max_steps=2"]
+    with pytest.raises(ValueError, match=r"hidden_size=32, but \S+other has 48; .*layers=2, but"):
         start(*given, "model.hidden_size=32", "model.num_hidden_layers=2")
     model = load_model(start(*given, "model.num_hidden_layers=3"))
     assert {name: getattr(model.config, name) for name in sizes} == sizes
 
 
-def test_an_adapter_is_no_base(trained, extend):
+def test_bases_that_cannot_be_are_refused(trained, start, extend, base, tmp_path):
+    with pytest.raises(ValueError, match="frozen=bfloat16: all weights are trained"):
+        start(f"base_model={base}", "position=keep", "model=keep", "frozen=bfloat16")
     with pytest.raises(ValueError, match=r"is an adapter; merge it .* tape export"):
         extend("lora", f"base_model={trained('lora')}", f"tokenizer={trained('lora')}")
-
-
-def test_another_base_in_the_same_folder_is_refused(extend, base, tmp_path):
-    mine = shutil.copytree(base, tmp_path / "mine")
-    folder = extend("lora", f"base_model={mine}", "trainer.max_steps=2")
-    model = LlamaForCausalLM.from_pretrained(mine)
-    with torch.no_grad():
-        model.lm_head.weight += 1
-    model.save_pretrained(mine)
-    with pytest.raises(ValueError, match="another configuration:\n  base_weights: "):
-        extend("lora", f"base_model={mine}", "trainer.max_steps=3", folder=folder)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or find_spec("bitsandbytes") is None,
-    reason="needs a CUDA device and bitsandbytes",
-)
-@pytest.mark.parametrize("frozen", ["int8", "nf4"])
-def test_a_quantized_base_is_adapted(extend, blocks, frozen):
-    folder = extend("lora", f"frozen={frozen}", "trainer.bf16=true")
-    model = load_model(folder)  # on the base as it was
-    assert loss_of(model, blocks.to(model.device)) == pytest.approx(logged_loss(folder), abs=0.05)
+    folder = shutil.copytree(trained("lora"), tmp_path / "run")
+    other = make_llama(tmp_path / "other", AutoTokenizer.from_pretrained(base), hidden_size=64)
+    with pytest.raises(ValueError, match=r"another configuration:\n(.*\n)*  base_weights: "):
+        extend("lora", f"base_model={other}", folder=folder)
 
 
 def test_lora_trains_the_norms_that_are_named_alone(base, tmp_path):
     folder = shutil.copytree(base, tmp_path / "base")
     options = {"qk_norm": True, "scalable_softmax": True, "gated_attention": True}
-    model = TapeForCausalLM(TapeConfig.from_pretrained(base, **options))
-    model.save_pretrained(folder)
+    TapeForCausalLM(TapeConfig.from_pretrained(base, **options)).save_pretrained(folder)
     names = " ".join(trainable(adapted(folder, "lora")))
-    assert "model.norm" in names
-    assert not re.search("q_norm|k_norm|softmax|output_gate", names)
+    assert "model.norm" in names and not re.search("q_norm|k_norm|softmax|output_gate", names)

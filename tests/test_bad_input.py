@@ -40,7 +40,6 @@ BOUNDS = [
     ("an integer in 0..4294967295", "seed", "x", -1, 1.5, 2**32),
     ("an integer in 2..2147483647", "length", 1, None, 1e9),
     ("copy or counting", "rates_of", "sorting"),
-    ("an integer >= 1", "sequence_parallel", 0, "x"),
     ("an integer in 1..2147483647, or null", "eval_blocks", 0, -1, "all"),
     ("an integer >= 1", "report.tokens", 0, -5, "x"),
     ("true or false", "debug", 5, None),

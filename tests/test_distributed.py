@@ -1,7 +1,6 @@
 """Several processes on CPUs (gloo) give the numbers of one."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,18 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import composed, make_model
+from accelerate import ParallelismConfig
+from conftest import composed
 from shards import write_shards
 from trained import assert_same_weights, checkpoint_names, losses, weights
-from transformers import default_data_collator
 from unequal_labels import sequence
 
+from tape import TapeForCausalLM
 from tape.commands import train
 from tape.model.checkpoint import fingerprint, load_model
-from tape.model.sequence_parallel import shard_sequence
 from tape.runs.metrics import read_metrics
-from tape.training.arguments import check_training, sequences_per_step, share_sequences, sharing
-from tape.training.trainer import collated
+from tape.training.arguments import check_training
 
 ROOT = Path(__file__).parent.parent
 # Five validation sequences divide by nothing.
@@ -118,27 +116,6 @@ def loss_of_each_label(model, sequences):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "split", "own"),
-    [
-        (2, ("per_device_train_batch_size=4",), ("position=tape",)),
-        (2, ("gradient_accumulation_steps=2", "per_device_eval_batch_size=2"), ("position=fox",)),
-        (4, (), ("position=rope", "+trainer.gradient_checkpointing=true")),
-        (4, (), ("task._target_=tests.unequal_labels.UnequalLabels", "length=32")),
-    ],
-)
-def test_training_with_shared_sequences_equals_one_process(
-    start, start_two, tmp_path, processes, split, own
-):
-    one = start(*SETTINGS, *own, folder=tmp_path / "one")
-    shared = ["launcher=fsdp2", "sequence_parallel=2", *(f"trainer.{each}" for each in split)]
-    two = start_two(*shared, *own, processes=processes)
-    assert_same_losses(one, two)
-    assert evaluations(one) == pytest.approx(evaluations(two), abs=1e-5)
-    assert_same_logits(one, two)
-
-
-@pytest.mark.slow
 def test_sharding_changes_no_bit_of_an_adapted_base(start, start_two, tmp_path):
     """In bfloat16, which is near the one process."""
     base = start("position=rope", "trainer.max_steps=1", folder=tmp_path / "base")
@@ -156,117 +133,26 @@ def test_sharding_changes_no_bit_of_an_adapted_base(start, start_two, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "shared", "further"),
-    [
-        (2, (), ("data.documents=mask",)),
-        (2, ("sequence_parallel=2",), ()),
-        (4, ("sequence_parallel=2",), ()),
-    ],
-)
-def test_processes_share_a_stream(start_two, cache, tmp_path, processes, shared, further):
+def test_processes_share_a_stream(start_two, cache, tmp_path):
     shards = write_shards(tmp_path / "en")
-    data = ("data=c4", f"data.dir={shards}", "data.window=7", *further)
+    data = ("data=c4", f"data.dir={shards}", "data.window=7", "data.documents=mask")
     settings = ["experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'one'}"]
     train.run(composed(*settings, "vocab_size=300", *STEPS, *SETTINGS))
-    sequences = 4 if shared and processes == 2 else 2
-    own = [f"trainer.per_device_train_batch_size={sequences}", *shared]
-    own += ["launcher=fsdp2"] if shared else []
-    two = start_two(*own, data=data, processes=processes)
+    two = start_two(data=data)
     assert_same_losses(tmp_path / "one", two)
     assert evaluations(tmp_path / "one") == pytest.approx(evaluations(two), abs=1e-5)
-    if shared:  # goes on where it stopped
-        (two / "model.safetensors").unlink()
-        shutil.rmtree(two / "checkpoint-8")
-        start_two(*own, data=data, processes=processes)
-        assert_same_losses(tmp_path / "one", two)
 
 
-def verdicts_of(script, processes, *words):
-    """The lines that a script of the tests prints, in processes of torchrun."""
-    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    outcome = subprocess.run(
-        [sys.executable, *start, f"tests/{script}.py", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    return outcome.stdout.splitlines()
-
-
-@pytest.mark.slow
-def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
-    folders = [str(tmp_path / name) for name in ("untied", "tied", "tape")]
-    models = [make_model("rope"), make_model("rope", tie_word_embeddings=True), make_model("tape")]
-    for model, folder in zip(models, folders, strict=True):
-        model.save_pretrained(folder)
-    untied, tied, tape = verdicts_of("tensor_parallel", 2, *folders)
-    assert untied == tied == "equal" and tape.startswith("tp_size=2 with position 'tape', ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "encodings"),
-    [
-        (2, "tape fox rope nope alibi fire t5 learned abacus carope fope rope_gain"),
-        (2, "grape_m_contextual grape_ap repo wall_scalar extended_dca"),
-        (4, "tape rope alibi fire nope fox xpos kerple"),
-    ],
-)
-def test_processes_that_share_a_text_equal_one(processes, encodings):
-    allowed, refused = encodings.split(), ["randpe", "path"] if processes == 2 else []
-    found = verdicts_of("sequence_parallel", processes, *allowed, *refused)
-    assert found[: len(allowed)] == ["equal"] * len(allowed)
-    for name, verdict in zip(refused, found[len(allowed) :], strict=True):
-        assert f"with position '{name}': allowed" in verdict
-
-
-@pytest.fixture
-def two_processes(monkeypatch):
-    """A group, as far as is asked for before any message is sent."""
-    monkeypatch.setattr("tape.model.sequence_parallel.dist.get_world_size", lambda group: 2)
-    monkeypatch.setattr("tape.model.sequence_parallel.dist.get_rank", lambda group: 0)
-    return object()
-
-
-def test_texts_and_heads_that_do_not_divide_are_refused(two_processes):
-    model = make_model("rope", hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
-    with pytest.raises(ValueError, match=r"over 2 processes: num_attention_heads=3 must be a mult"):
-        shard_sequence(model.model, two_processes)
-    model = make_model("rope", num_key_value_heads=1)
-    with pytest.raises(ValueError, match=r"num_key_value_heads=1 must be a multiple of 2"):
-        shard_sequence(model.model, two_processes)
-    model = make_model("rope")
-    model.set_shifted_attention(4)
-    with pytest.raises(ValueError, match="shifted groups: choose one"):
-        shard_sequence(model.model, two_processes)
-    model.set_shifted_attention(None)
-    shard_sequence(model.model, two_processes)
-    with pytest.raises(ValueError, match=r"15 tokens over 2 processes: .*pad the batch"):
-        model.model.shard.part(15)
-    with pytest.raises(ValueError, match="with a cache: give use_cache=False"):
-        model.model.shard.kernels({}, object())
-    with pytest.raises(ValueError, match="with output_attentions=True: it has no weights"):
-        model.model.shard.kernels({}, None, True)
-    with pytest.raises(ValueError, match="with sequence parallelism: choose one"):
-        model.set_shifted_attention(4)
-    shard_sequence(model.model, None)
-    assert model.model.shard is None
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        (["sequence_parallel=2"], "without sharded weights: give launcher=fsdp2"),
-        (["sequence_parallel=2", "launcher=fsdp2"], "with 1 process: start a multiple of 2, as in"),
-        (["sequence_parallel=0"], "must be an integer >= 1"),
-    ],
-)
-def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
-    with pytest.raises(ValueError, match=reason):
-        start(*given)
+def test_parallelism_within_texts_and_layers_is_refused(start, monkeypatch):
+    """transformers' plans would split neither the encoding's parameters nor its state."""
+    with pytest.raises(ValueError, match="layers cannot be split"):
+        TapeForCausalLM.maybe_distribute_model(None, SimpleNamespace(tp_size=2), None)
+    monkeypatch.setattr(ParallelismConfig, "get_device_mesh", lambda *given: None)
+    monkeypatch.setattr(ParallelismConfig, "_validate_accelerator", lambda *given: None)
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")  # as `accelerate launch` does
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with pytest.raises(ValueError, match="the processes of a run share no sequences and no heads"):
+        start()
 
 
 def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch):
@@ -279,28 +165,3 @@ def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"1 of 2 processes .* give \+trainer\.use_cpu"):
         check_training(arguments)
-
-
-def test_what_the_processes_of_a_group_need():
-    arguments = SimpleNamespace(fsdp_plugin_args={}, world_size=4, parallelism_config=None)
-    arguments.accelerator_config = SimpleNamespace(dispatch_batches=None)
-    arguments.train_batch_size, arguments.gradient_accumulation_steps = 3, 5
-    with pytest.raises(ValueError, match=r"sequence_parallel=2 with length=31: .* multiple of 2"):
-        share_sequences(arguments, 2, 31)
-    assert sequences_per_step(arguments) == 60
-    share_sequences(arguments, 2, 32)
-    assert sequences_per_step(arguments) == 30 and sharing(arguments) == 2
-
-
-def test_batches_are_filled_up_for_all_processes():
-    sequences = [{"input_ids": torch.arange(5), "labels": torch.arange(5)}] * 2
-    for mask in (torch.ones(5), torch.tensor([0, 1, 1, 1, 1])):
-        given = [each | {"attention_mask": mask} for each in sequences]
-        batch = collated(given, default_data_collator, 4)
-        assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 0, 0]] * 2
-        assert batch["labels"].tolist() == [[0, 1, 2, 3, 4, -100, -100, -100]] * 2
-        assert batch["predicted_positions"].tolist() == [[1, 2, 3, 4]] * 2
-        if mask.all():  # tokens never attend to later ones
-            assert "attention_mask" not in batch
-        else:
-            assert batch["attention_mask"].tolist() == [[0, 1, 1, 1, 1, 0, 0, 0]] * 2

@@ -6,8 +6,6 @@ from conftest import composed, fields_of_llama, make_config, make_model, random_
 from omegaconf import OmegaConf
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
-from tape import TapeForCausalLM
-
 
 def mixture(*pattern, **arguments):
     return {"name": "mixed", "pattern": [*pattern], **arguments}
@@ -89,8 +87,6 @@ def test_what_cannot_be_mixed_is_refused(position, message):
 
 
 def test_backends_are_those_of_all_entries():
-    config = make_config(mixture("rope", "alibi"))
     with pytest.raises(ValueError, match=r"with position 'mixed'.*allowed here: eager, sdpa"):
         make_model(mixture("rope", "path"), kernel="flex_attention")
     assert make_model(mixture("rope", "fire"), kernel="flex_attention").config.position
-    assert TapeForCausalLM(config).model.position.per_head

@@ -215,11 +215,6 @@ def test_options_of_softmax_without_one(position, option):
         make_config(position, **{option: True})
 
 
-def test_scalable_softmax_counts_no_groups():
-    with pytest.raises(ValueError, match="shifted groups of 4 tokens with scalable_softmax"):
-        make_model("rope", scalable_softmax=True).set_shifted_attention(4)
-
-
 def test_every_layer_but_the_final_step_moves_the_state():
     """The parameters are there in the last layer, and the last step does not cache a payload."""
     model = make_model("tape", **RECURRENT)

@@ -123,7 +123,7 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
     ("settings", "message"),
     [
         (["task=qaspr"], "--task: invalid choice: 'qaspr'"),
-        (["budget="], r"scrolls\.json names no budget of a fine-tuning: give budget="),
+        (["budget="], r"scrolls\.json names no budget of a fine-tuning: give a run of a task"),
         (["data_dir=/nowhere"], "neither qasper.zip nor"),
         (["max_batch_tokens=100"], "must be at least 256"),
     ],

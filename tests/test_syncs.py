@@ -84,10 +84,9 @@ def per_token(model, tokens, **settings):
     return (counts[1] - counts[0]) / 8
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_generation_reads_no_more_than_the_librarys_llama(padded):
+def test_generation_reads_no_more_than_the_librarys_llama():
     tokens, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
-    mask[1, : 3 * padded] = 0
+    mask[1, :3] = 0
     shape = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     peer = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, eos_token_id=None, **shape)).eval()
     most = per_token(peer, tokens, attention_mask=mask)

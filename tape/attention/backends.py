@@ -7,8 +7,7 @@ q (B, H, T, D); k (B, K, S, D); values and their payload as `Values`
 it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-sum-exp is None unless
 `needs_lse`.
 
-Backend names are transformers', so `attn_implementation=`, `set_attn_implementation` and the mask
-builders keep working. An unsupported request raises an error; there is no silent fallback.
+Backend names are transformers'. An unsupported request raises an error; there is no fallback.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from transformers.utils import is_flash_attn_2_available
 
 from tape.attention import cpu, gpu
 from tape.attention.flash import flash, ragged
-from tape.attention.flex import WITH_DROPOUT, flex
+from tape.attention.flex import flex
 from tape.attention.masks import Batch, build_mask
 from tape.attention.payload import Attended, Values, per_query_head
-from tape.attention.shifted_sparse import check_groups, padding, shifted_groups
+from tape.attention.shifted_sparse import check_backend, padding, shifted_groups
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.scores import masked
 from tape.tensor_validation import refuse_unless
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 Kernel = Callable[..., Attended]
 
+NO_BIAS = "it supports no score bias other than ALiBi's slopes at consecutive positions"
 NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this encoding replaces"
 
 
@@ -78,13 +78,10 @@ def sdpa(
     dropout: float,
     needs_lse: bool = False,
 ) -> Attended:
-    """torch's fused kernels; `tape.attention.gpu` chooses among those of a GPU.
-
-    On a CPU, two calls of equal width, for values and payload, are faster than one of unequal
-    width, which falls back to unfused code. Some inputs have faster paths there
-    (`tape.attention.cpu`). No kernel returns the log-sum-exp: with it the scores are computed as by
-    `eager`.
-    """
+    """torch's fused kernels, of which none returns the log-sum-exp: with it the scores are computed
+    as by `eager`. `tape.attention.gpu` chooses a kernel on a GPU. On a CPU some inputs have faster
+    paths (`tape.attention.cpu`); others take two calls, because unequal widths fall back to unfused
+    code."""
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
     is_causal = mask is None and bool(T > 1)  # the builder leaves causality to us
@@ -150,10 +147,7 @@ def kernel_and_mask(
 
 
 def require(implementation: str, config: PretrainedConfig) -> None:
-    """Raises a ValueError unless this backend supports this configuration.
-
-    The message names both settings and the alternatives.
-    """
+    """Raises a ValueError unless this backend supports this configuration."""
     encoding = config.position["name"]
     able = ENCODINGS[encoding].able_backends(config.position)
     missing = set() if is_flash_attn_2_available() else {"flash_attention_2"}
@@ -162,8 +156,7 @@ def require(implementation: str, config: PretrainedConfig) -> None:
     if implementation not in KERNELS:
         raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, KERNELS)}")
     if implementation not in able:
-        limit = "flash attention supports no score bias other than ALiBi's slopes at consecutive "
-        limit = f"{limit}positions" if implementation == "flash_attention_2" else NOT_ITS_SCORES
+        limit = NO_BIAS if implementation == "flash_attention_2" else NOT_ITS_SCORES
         raise ValueError(f"{conflict}: {limit}; allowed here: {', '.join(names)}")
     if implementation in missing:
         raise ValueError(
@@ -171,20 +164,21 @@ def require(implementation: str, config: PretrainedConfig) -> None:
             f"(EXTRAS=flash bash script/setup.sh); allowed here: {', '.join(names)}"
         )
     if implementation == "flex_attention" and config.attention_dropout:
-        raise ValueError(WITH_DROPOUT.format(config.attention_dropout))
+        raise ValueError(
+            f"{conflict}: attention_dropout={config.attention_dropout}, which it does not have; "
+            "set it to 0, or use eager, sdpa or flash_attention_2"
+        )
 
 
 def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel, Tensor | None]:
     """Returns S2 attention in groups of `group` tokens (`tape.attention.shifted_sparse`),
-    computed by the backend of the configuration, and its mask.
-
-    S2 is a training-time pattern and has no backend name of its own, because all named backends
-    compute the same function.
+    computed by the backend of the configuration, and its mask. It has no backend name of its own,
+    because all named backends compute the same function.
 
     Raises:
-        ValueError: for an unsupported backend, configuration or mask.
+        ValueError: for an unsupported backend or mask.
     """
-    check_groups(config._attn_implementation, config, group)
+    check_backend(config._attn_implementation)
     kernel = partial(shifted_groups, KERNELS[config._attn_implementation], group)
     return kernel, padding(batch.mask, batch.documents)
 
@@ -192,12 +186,9 @@ def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel,
 def check_flash(
     batch: Batch, position_ids: Tensor | None, key: Tensor, bias: ScoreBias | None
 ) -> None:
-    """Refuses inputs that flash_attention_2 would misread: it knows neither the free slots of a
-    static cache nor the positions `key` (B|1, S).
-
-    Raises:
-        ValueError: for a static cache; for ALiBi with indices that do not count the real tokens.
-    """
+    """Raises a ValueError for inputs that flash_attention_2 would misread: a static cache, whose
+    free slots it does not know, and ALiBi at positions `key` (B|1, S) that do not count the real
+    tokens."""
     conflict = "attn_implementation='flash_attention_2' with"
     if isinstance(batch.cache, StaticCache):
         raise ValueError(

@@ -3,35 +3,23 @@ kernels.
 
 torch's kernel requires values of the queries' width, so values and payload take two calls: two
 softmaxes, and ten matrix products in the backward pass. One softmax for both, by blocks of queries,
-takes seven products. As in the fused kernel the backward pass computes the weights again, so memory
-is linear in the length.
+takes seven. As in the fused kernel the backward pass computes the weights again, so memory is
+linear in the length.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 from tape.attention.payload import Values, per_query_head
-from tape.differentiation import differentiable_gradients
 from tape.positions.scores import masked
 
 BLOCK = 64  # queries whose weights are in memory at the same time
 # Added to the scores of a diagonal block, at keys after the query.
 CAUSAL_BLOCK_MASK = torch.full((BLOCK, BLOCK), -torch.inf, device="cpu").triu(1)
-
-
-def causal_averages(
-    q: Tensor, k: Tensor, v: Tensor, payload: Tensor, scaling: float
-) -> tuple[Tensor, Tensor]:
-    """`_CausalAttention` in operations of torch, which keep all weights."""
-    scores = (q * scaling) @ k.mT
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    weights = scores.masked_fill(later, -torch.inf).softmax(dim=-1)
-    return weights @ v, weights @ payload
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -68,11 +56,9 @@ class _CausalAttention(torch.autograd.Function):
         return tuple(attended)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, payload = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            averages = partial(causal_averages, scaling=ctx.scaling)
-            return *differentiable_gradients(averages, (q, k, v, payload), grads), None
         q, k = (q * ctx.scaling).flatten(0, 1), k.flatten(0, 1)
         shape, widths = v.shape[:2], (v.shape[-1], payload.shape[-1])
         # Concatenated, as in the forward pass: one wide product reads the weights once.

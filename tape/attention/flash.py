@@ -8,7 +8,6 @@ and crops values that are wider than queries, so the package is called directly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,39 +24,42 @@ ALTERNATIVES = "allowed here: eager, sdpa, flex_attention"
 
 
 class Ragged(NamedTuple):
-    """Where the real tokens of a batch are, found once for all layers.
+    """Where the real tokens of a batch are, found once for all layers. The real queries are the
+    last real keys, which is how the package aligns them."""
 
-    The real queries are the last real keys, which is how the package aligns them.
-
-    Attributes:
-        queries: of (B, T), their numbers when it is flattened.
-        keys: of (B, S).
-        query_starts, key_starts: (sequences + 1,) int32, where each row or document begins.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    query_starts: Tensor
+    queries: Tensor  # their numbers in (B, T) when it is flattened
+    keys: Tensor  # their numbers in (B, S)
+    query_starts: Tensor  # (sequences + 1,) int32, where each row or document begins
     key_starts: Tensor
 
-    @classmethod
-    def of(cls, mask: Tensor, documents: Tensor | None, T: int) -> Ragged:
-        """
-        Args:
-            mask: (B, S), False at padding.
-            documents: (B, T) numbers; None: a row is one.
-        """
-        real = mask.bool()
-        queries = real[:, real.shape[1] - T :]
-        places = (x.flatten().nonzero()[:, 0] for x in (queries, real))
-        return cls(*places, *(_boundaries(x, documents) for x in (queries, real)))
+    def whole(self, x: Tensor, B: int, T: int) -> Tensor:
+        """(tokens, ...) -> (B, T, ...), 0 at padding."""
+        padded = x.new_zeros(B * T, *x.shape[1:])
+        return padded.index_put((self.queries,), x).unflatten(0, (B, T))
 
 
-def ragged(mask: Tensor | None, documents: Tensor | None, T: int) -> Ragged | Tensor | None:
-    """Returns the mask of all layers; one that is refused is left as it is."""
-    if documents is not None and mask is None:
-        mask = torch.ones_like(documents, dtype=torch.bool)
-    return mask if mask is None or mask.ndim != 2 else Ragged.of(mask, documents, T)
+def ragged(mask: Tensor | None, documents: Tensor | None, T: int) -> Ragged | None:
+    """Returns the mask of all layers.
+
+    Args:
+        mask: (B, S), False at padding.
+        documents: (B, T) numbers; None: a row is one.
+
+    Raises:
+        ValueError: for a mask of other dimensions.
+    """
+    if mask is None and documents is None:
+        return None
+    if mask is not None and mask.ndim != 2:
+        raise ValueError(
+            f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it supports (B, S), "
+            f"zero at padding; {ALTERNATIVES}"
+        )
+    real = torch.ones_like(documents) if mask is None else mask
+    real = real.bool()
+    queries = real[:, real.shape[1] - T :]
+    places = (x.flatten().nonzero()[:, 0] for x in (queries, real))
+    return Ragged(*places, *(_boundaries(x, documents) for x in (queries, real)))
 
 
 def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -76,22 +78,20 @@ def flash(
     q: Tensor,
     k: Tensor,
     values: Values,
-    mask: Ragged | Tensor | None,
+    mask: Ragged | None,
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
     needs_lse: bool = False,
     window: int | None = None,
 ) -> Attended:
-    """Backend of `tape.attention.backends`; mask is a `Ragged`, (B, S), False at padding, or None.
-    A query attends to itself and the `window` - 1 real tokens before it, within its document.
-
-    Averages of padding queries are zero.
+    """Backend of `tape.attention.backends`. A query attends to itself and the `window` - 1 real
+    tokens before it, within its document. Averages of padding queries are zero.
 
     Raises:
         ValueError: for inputs that the package does not support.
     """
-    _check(q, mask, bias, needs_lse)
+    _check(q, bias, needs_lse)
     settings = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
     if window is not None:
         settings["window_size"] = (window - 1, 0)  # tokens before and after a query
@@ -99,29 +99,19 @@ def flash(
         settings["alibi_slopes"] = bias.alibi_slopes()
     if needs_lse:
         settings["return_attn_probs"] = True
-    if isinstance(mask, Tensor):
-        mask = Ragged.of(mask, None, q.shape[2])
-    attend = partial(_attend, q, k, ragged=mask, settings=settings)
     if dropout or values.payload is None:  # one call: two would draw different dropout masks
-        averages, lse = attend(values.concat())
+        averages, lse = _attend(q, k, values.concat(), mask, settings)
         return Attended(*values.split(averages), lse=lse)
-    averages, lse = attend(values.v)
-    payload, _ = attend(values.payload.expand(*k.shape[:-1], -1))
+    averages, lse = _attend(q, k, values.v, mask, settings)
+    payload, _ = _attend(q, k, values.payload.expand(*k.shape[:-1], -1), mask, settings)
     return Attended(averages, payload, lse=lse)
 
 
-def _check(
-    q: Tensor, mask: Ragged | Tensor | None, bias: ScoreBias | None, needs_lse: bool
-) -> None:
+def _check(q: Tensor, bias: ScoreBias | None, needs_lse: bool) -> None:
     if q.dtype not in DTYPES:
         raise ValueError(
             f"{ERROR_PREFIX} with {q.dtype}: it supports float16 and bfloat16; load the model with "
             f"dtype=torch.bfloat16, or train with bf16=true; {ALTERNATIVES}"
-        )
-    if isinstance(mask, Tensor) and mask.ndim != 2:
-        raise ValueError(
-            f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it supports (B, S), "
-            f"zero at padding; {ALTERNATIVES}"
         )
     if bias is not None and bias.alibi_slopes() is None:
         raise ValueError(
@@ -140,56 +130,39 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Averages `values` (B, K, S, P) of any width P; returns (B, H, T, P) and the log-sum-exp
     (B, H, T), if the settings ask for it."""
-    width = max(q.shape[-1], values.shape[-1])
+    (B, _, T, D), P = q.shape, values.shape[-1]
+    width = max(D, P)
     if width > MAX_HEAD_DIM:
         raise ValueError(
-            f"{ERROR_PREFIX}: head_dim={q.shape[-1]} with values of width {values.shape[-1]}: both "
-            f"must be <= {MAX_HEAD_DIM} (attention_dropout > 0 appends the positional state to the "
-            f"values); {ALTERNATIVES}"
+            f"{ERROR_PREFIX}: head_dim={D} with values of width {P}: both must be <= "
+            f"{MAX_HEAD_DIM} (attention_dropout > 0 appends the positional state to the values); "
+            f"{ALTERNATIVES}"
         )
     # Zero channels leave scores unchanged; the scale is passed explicitly.
-    q_BTHW, k_BSKW, v_BSKW = (
+    q, k, v = (
         (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))).transpose(1, 2)
         for x in (q, k, values)
     )
     fixed, varying = functions()
     if ragged is None:
-        found = fixed(q_BTHW, k_BSKW, v_BSKW, **settings)
-        attended, lse = found[:2] if isinstance(found, tuple) else (found, None)
+        found = fixed(q, k, v, **settings)
     else:
-        attended, lse = _attend_ragged(varying, q_BTHW, k_BSKW, v_BSKW, ragged, settings)
-    return attended[..., : values.shape[-1]].transpose(1, 2), lse
-
-
-def _attend_ragged(
-    varying: Callable[..., Tensor],
-    q_BTHW: Tensor,
-    k_BSKW: Tensor,
-    v_BSKW: Tensor,
-    ragged: Ragged,
-    settings: dict,
-) -> tuple[Tensor, Tensor | None]:
-    """Attends among the real tokens of each row or document."""
-    found = varying(
-        q_BTHW.flatten(0, 1)[ragged.queries],
-        k_BSKW.flatten(0, 1)[ragged.keys],
-        v_BSKW.flatten(0, 1)[ragged.keys],
-        cu_seqlens_q=ragged.query_starts,
-        cu_seqlens_k=ragged.key_starts,
-        max_seqlen_q=q_BTHW.shape[1],
-        max_seqlen_k=k_BSKW.shape[1],
-        **settings,
-    )
+        found = varying(
+            q.flatten(0, 1)[ragged.queries],
+            k.flatten(0, 1)[ragged.keys],
+            v.flatten(0, 1)[ragged.keys],
+            cu_seqlens_q=ragged.query_starts,
+            cu_seqlens_k=ragged.key_starts,
+            max_seqlen_q=T,
+            max_seqlen_k=k.shape[1],
+            **settings,
+        )
     attended, lse = found[:2] if isinstance(found, tuple) else (found, None)
-
-    def whole(x: Tensor) -> Tensor:
-        """(tokens, ...) -> (B, T, ...), 0 at padding."""
-        padded = x.new_zeros(q_BTHW.shape[0] * q_BTHW.shape[1], *x.shape[1:])
-        return padded.index_put((ragged.queries,), x).unflatten(0, q_BTHW.shape[:2])
-
-    if lse is not None:  # (H, tokens)
-        lse = whole(lse.mT).transpose(1, 2)
-    return whole(attended), lse
+    if ragged is not None:
+        attended = ragged.whole(attended, B, T)
+        if lse is not None:  # (H, tokens)
+            lse = ragged.whole(lse.mT, B, T).transpose(1, 2)
+    return attended[..., :P].transpose(1, 2), lse
 
 
 def _boundaries(real: Tensor, documents: Tensor | None) -> Tensor:

@@ -15,24 +15,13 @@ from tape.attention.payload import Attended, Values
 from tape.positions import ScoreBias
 from tape.positions.scores import ScoreMod
 
-WITH_DROPOUT = (
-    "attn_implementation='flex_attention' with attention_dropout={}: it has no dropout; set it "
-    "to 0, or use eager, sdpa or flash_attention_2"
-)
-
 
 class Blocks(NamedTuple):
-    """Block sizes of a kernel.
+    """Block sizes of a kernel."""
 
-    Attributes:
-        queries: their width, at most.
-        values: width of values and payload, at most.
-        shared: bytes of shared memory, as compiled for sm_90 (docs/efficiency.md).
-    """
-
-    queries: int
-    values: int
-    shared: int
+    queries: int  # their width, at most
+    values: int  # width of values and payload, at most
+    shared: int  # bytes of shared memory, as compiled for sm_90 (docs/efficiency.md)
     M: int
     N: int
     stages: int
@@ -114,22 +103,6 @@ def _masked_mod(mask_BHTS: Tensor, score_mod: ScoreMod | None) -> ScoreMod:
     return apply
 
 
-def _check(q: Tensor, dropout: float, needs_gradient: bool) -> None:
-    if dropout:
-        raise ValueError(WITH_DROPOUT.format(dropout))
-    if not q.is_cuda and needs_gradient and torch.is_grad_enabled():
-        raise ValueError(
-            f"attn_implementation='flex_attention' with gradients on {q.device.type}: torch "
-            "supports them on a GPU only; use sdpa or eager, or call the model under "
-            "torch.no_grad()"
-        )
-    if q.is_cuda and q.shape[-1] < 16:
-        raise ValueError(
-            f"attn_implementation='flex_attention' with head_dim={q.shape[-1]}: on a GPU it must "
-            "be at least 16; use sdpa or eager"
-        )
-
-
 def flex(
     q: Tensor,
     k: Tensor,
@@ -140,11 +113,8 @@ def flex(
     dropout: float,
     needs_lse: bool = False,
 ) -> Attended:
-    """Backend of `tape.attention.backends`; the bias is a `score_mod`.
-
-    Compiled on a GPU; unfused on a CPU, where torch has no gradients for it.
-    """
-    _check(q, dropout, any(x.requires_grad for x in (q, k, values.v)))
+    """Backend of `tape.attention.backends`, without dropout; the bias is a `score_mod`. Compiled on
+    a GPU; unfused on a CPU, where torch refuses gradients."""
     (B, H, T, _), K, S = q.shape, *k.shape[1:3]
     joined = values.concat()
     score_mod = None
@@ -152,9 +122,14 @@ def flex(
         score_mod = bias.score_mod(torch.promote_types(q.dtype, torch.float32))
     if isinstance(mask, Tensor):
         mask, score_mod = None, _masked_mod(mask.expand(B, H, T, S), score_mod)
-    settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
-    settings["return_aux"] = AuxRequest(lse=needs_lse)
-    settings["kernel_options"] = _options(q, joined)
+    settings = {
+        "score_mod": score_mod,
+        "block_mask": mask,
+        "scale": scaling,
+        "enable_gqa": K != H,
+        "return_aux": AuxRequest(lse=needs_lse),
+        "kernel_options": _options(q, joined),
+    }
     if torch.compiler.is_compiling() or not q.is_cuda:
         attended, aux = flex_attention(q, k, joined, **settings)
     else:  # variants: payload, gradients, cache; one length, then any: more than the default

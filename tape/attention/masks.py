@@ -39,13 +39,7 @@ def restrict(
     window: int | None, real_BS: Tensor | None, documents_BT: Tensor | None, slots: int
 ) -> Allowed | None:
     """Returns whether a key is the query or one of the `window` - 1 real tokens before it, and in
-    the document of the query. None if neither is asked for.
-
-    Args:
-        real_BS: whether a slot has a real token; None: all do.
-        documents_BT: number of each token's document; only without a cache.
-        slots: the number of slots.
-    """
+    the document of the query; None if neither is asked for. `slots` is the number of slots."""
     conditions: list[Allowed] = []
     if window is not None and real_BS is None:
         conditions.append(lambda b, h, i, j: i - j < window)
@@ -82,9 +76,8 @@ def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask
 def build_mask(
     config: PretrainedConfig, window: int | None, batch: Batch
 ) -> Tensor | BlockMask | None:
-    """Returns the mask for the backend of the configuration, as the mask builder of transformers
-    does, with a window and documents (`restrict`). Flash attention takes these two as arguments of
-    its own."""
+    """Returns the mask for the backend of the configuration, as transformers' builder does, with a
+    window and documents (`restrict`), which flash attention takes as arguments of its own."""
     x_BTC, attention_mask, cache, slots, real, documents = batch
     plain = attention_mask is None and documents is None
     decoding = x_BTC.shape[1] == 1 and cache is not None and not cache.is_compileable
@@ -121,11 +114,8 @@ def build_mask(
 
 
 def visible_keys(window: int | None, batch: Batch, index: Tensor | None) -> Tensor:
-    """Returns the number of keys that each new token sees, (B|1, T), at least 1.
-
-    Args:
-        index: (B, T) token indices within documents, or None.
-    """
+    """Returns the number of keys that each new token sees, (B|1, T), at least 1. `index` (B, T) is
+    within documents; None without any."""
     mask, slots = batch.mask, batch.slots
     if mask is not None and mask.ndim == 4:
         seen = mask if window is None else narrowed(mask, slots, window)
@@ -146,11 +136,8 @@ def num_slots(x_BTC: Tensor, cache: Cache | None) -> int:
 
 
 class CacheSizes:
-    """Cache sizes for transformers' mask builder, taken before the forward pass.
-
-    A static cache keeps its length in a tensor, updated in place. FlexAttention evaluates its
-    mask after that update, and each query would see T slots too many.
-    """
+    """Cache sizes for transformers' mask builder, taken before the forward pass: a static cache
+    updates its length in place, and FlexAttention evaluates its mask after that."""
 
     def __init__(self, cache: Cache):
         self.get_mask_sizes, self.is_compileable = cache.get_mask_sizes, cache.is_compileable

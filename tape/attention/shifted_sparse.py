@@ -2,18 +2,15 @@
 2309.12307).
 
 Tokens attend within groups of consecutive tokens. In the first half of the heads, groups start at
-multiples of the group size; in the second half they are shifted by half a group, so that tokens on
-both sides of a border attend to each other. There the first and last groups are shorter. (The
-original code rolls them into one group, in which the first tokens can see the last ones.)
-
-Groups count the real tokens of each sequence, so padding on either side changes nothing.
+multiples of the group size; in the second half they are shifted by half a group, and the first and
+last groups are shorter. (The original code rolls them into one group, in which the first tokens can
+see the last ones.) Groups count the real tokens of each sequence, so padding changes nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,68 +19,49 @@ from torch import Tensor, nn
 from tape.attention.payload import Attended, Values
 from tape.positions import LayerPosition, PositionEncoding
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 Parts = list[Tensor]  # q, k, v and optionally the payload
 SUPPORTED_BACKENDS = ("sdpa", "flash_attention_2")  # causal without a mask
 
 
-def check_groups(implementation: str, config: PretrainedConfig, group: int) -> None:
-    """Raises a ValueError unless a model can train in groups of `group` tokens with this attention
-    backend."""
-    trying = f"training in shifted groups of {group} tokens"
-    if type(group) is not int or group < 2 or group % 2:
-        raise ValueError(
-            f"{trying}: it must be an even integer >= 2, because groups are shifted by half"
-        )
+def check_backend(implementation: str) -> None:
     if implementation not in SUPPORTED_BACKENDS:
         raise ValueError(
-            f"{trying} with attn_implementation={implementation!r}; allowed: "
+            f"training in shifted groups with attn_implementation={implementation!r}; allowed: "
             f"{', '.join(SUPPORTED_BACKENDS)}"
         )
+
+
+def check_groups(model: nn.Module, group: int) -> None:
+    """Raises a ValueError unless a decoder can train in groups of `group` tokens."""
+    config, layers, trying = model.config, model.layers, f"training in groups of {group} tokens"
+    if type(group) is not int or group < 2 or group % 2:
+        raise ValueError(f"{trying}: it must be an even integer >= 2, to shift by half")
+    check_backend(config._attn_implementation)
     if config.num_attention_heads % 2:
         raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
-
-
-def check_layers(model: nn.Module, group: int) -> None:
-    """Raises a ValueError for a decoder that cannot train in groups of `group` tokens."""
-    layers, trying = model.layers, f"training in shifted groups of {group} tokens"
-    if model.shard is not None:
-        raise ValueError(f"{trying} with sequence parallelism: choose one")
-    if windows := sorted(
-        {model.config.sliding_window, *(layer.context.window for layer in layers)} - {None}
-    ):
+    windows = {config.sliding_window, *(layer.context.window for layer in layers)} - {None}
+    if windows:
         raise ValueError(
-            f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
-            "mask; allowed: layers without a window"
+            f"{trying} with windows of {', '.join(map(str, sorted(windows)))} tokens: groups "
+            "replace the mask; allowed: layers without a window"
         )
-    if model.config.scalable_softmax:
+    if config.scalable_softmax:
         raise ValueError(
-            f"{trying} with scalable_softmax: it counts the keys that a query sees in the whole "
-            "text; choose one"
+            f"{trying} with scalable_softmax, which counts the keys of the whole text; choose one"
         )
     encodings = [part for part in model.position.modules() if isinstance(part, PositionEncoding)]
     if any(type(each).biases is not PositionEncoding.biases for each in encodings) or any(
         type(layer.context).bias is not LayerPosition.bias for layer in layers
     ):
         raise ValueError(
-            f"{trying} with position {model.config.position['name']!r}, which adds a bias to the "
+            f"{trying} with position {config.position['name']!r}, which adds a bias to the "
             "scores; allowed: nope, rope, tape and others without one"
-        )
-    if any(layer.context.needs_lse for layer in layers):
-        raise ValueError(
-            f"{trying} with an encoding that needs the log-sum-exp of the scores, which groups do "
-            "not return"
         )
 
 
 def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:
-    """Returns the mask of `shifted_groups`: (B, T), False at padding.
-
-    Raises:
-        ValueError: for a mask that is not 2-D, and for documents.
-    """
+    """Returns the mask of `shifted_groups`, (B, T), False at padding; raises a ValueError for other
+    masks, and for documents."""
     if documents is not None:
         raise ValueError(
             "training in shifted groups with document_ids: groups would join documents; give one "
@@ -96,7 +74,7 @@ def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> T
             f"training in shifted groups with an attention_mask of {attention_mask.ndim} "
             "dimensions: it must be (B, T), zero at padding"
         )
-    return attention_mask.bool()
+    return attention_mask
 
 
 def shifted_groups(

@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import PositionModule
-from tape.validation import check_arguments, check_flag, check_integer, check_text, is_number
+from tape.validation import check_arguments, check_flag, check_integer, is_number, look_up
 
 ADAPTER = "adapter_model.safetensors"
 BFLOAT16 = "bfloat16"  # storage of frozen weights
@@ -46,8 +46,7 @@ class LoRA:
             raise ValueError(f"peft.lora.alpha={self.alpha!r} must be a finite number > 0")
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(f"peft.lora.dropout={self.dropout!r} must lie in [0, 1)")
-        targets = self.targets if isinstance(self.targets, list) else []
-        if not targets or any(target not in LINEAR for target in targets):
+        if not isinstance(self.targets, list) or not {*self.targets} <= {*LINEAR}:
             allowed = ", ".join(LINEAR)
             raise ValueError(f"peft.lora.targets={self.targets!r} must be a list from {allowed}")
 
@@ -79,14 +78,11 @@ class Method:
             ValueError: for settings that are unknown, missing or in conflict.
         """
         settings = {"lora": None} | settings
-        _check_fields("peft", settings, cls)
         if settings["lora"] is not None:
-            _check_fields("peft.lora", settings["lora"], LoRA)
-            settings["lora"] = LoRA(**settings["lora"])
-        return cls(**settings)
+            settings["lora"] = _of_settings("peft.lora", settings["lora"], LoRA)
+        return _of_settings("peft", settings, cls)
 
     def __post_init__(self):
-        check_text("peft.name", self.name)
         check_flag("peft.everything", self.everything)
         check_flag("peft.extra", self.extra)
         if self.everything and self.lora is not None:
@@ -98,13 +94,14 @@ class Method:
             check_integer("peft.groups", self.groups)
 
 
-def _check_fields(owner: str, given: Any, cls: type) -> None:
+def _of_settings(owner: str, given: Any, cls: type) -> Any:
     if not isinstance(given, dict):
         raise ValueError(f"{owner}={given!r} must hold settings")
     names = [field.name for field in fields(cls)]
     check_arguments(owner, given, names)
     if missing := [name for name in names if name not in given]:
         raise ValueError(f"{owner} lacks {', '.join(missing)}")
+    return cls(**given)
 
 
 def adapt(
@@ -114,13 +111,8 @@ def adapt(
     base_weights: str,
     frozen: str | None = None,
 ) -> TapeForCausalLM | PeftModel:
-    """Enables the method's trainable parameters and records method and base model in the
-    configuration.
-
-    Args:
-        base: folder or hub name that the model was loaded from.
-        base_weights: its hash or revision.
-        frozen: storage of frozen weights (`tape.model.frozen`).
+    """Enables the method's trainable parameters and records in the configuration: the method, the
+    folder or hub name of the base, its hash or revision, and the storage of frozen weights.
 
     Raises:
         ValueError: if nothing would train, or for groups that do not fit the training length.
@@ -138,22 +130,8 @@ def adapt(
     whole = {*EXTRA} if method.extra else set()
     for name in weights_of_encoding(model):
         whole.add("context" if ".context." in name else "position")
-    if (lora := method.lora) is not None:
-        check_integer("peft.lora.rank", lora.rank, most=model.config.hidden_size)
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=base,
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=list(lora.targets),
-            # peft takes names that end so: the norms of queries and keys do not train.
-            modules_to_save=sorted("model.norm" if name == "norm" else name for name in whole),
-            # Tied embeddings train as one matrix.
-            ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
-        )
-        with without_deprecations():
-            return get_peft_model(model, config)
+    if method.lora is not None:
+        return _with_lora(model, method.lora, base, whole)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(method.everything or not whole.isdisjoint(name.split(".")))
     if not trainable(model):
@@ -163,6 +141,47 @@ def adapt(
             "neither peft.lora nor peft.extra is set"
         )
     return model
+
+
+def _with_lora(model: TapeForCausalLM, lora: LoRA, base: str, whole: set[str]) -> PeftModel:
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        # peft takes names that end so: the norms of queries and keys do not train.
+        modules_to_save=sorted("model.norm" if name == "norm" else name for name in whole),
+        # Tied embeddings train as one matrix.
+        ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
+    )
+    with without_deprecations():
+        return get_peft_model(model, config)
+
+
+def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
+    """Raises a ValueError unless a run can store its frozen weights this way: None for float32, or
+    "bfloat16". `bf16` is whether it computes in bfloat16."""
+    if frozen is None:
+        return
+    look_up("frozen", frozen, {BFLOAT16: BFLOAT16})
+    if method is None:
+        raise ValueError(f"frozen={frozen}: all weights are trained; set peft=..., or frozen=null")
+    if not bf16:
+        raise ValueError(
+            f"frozen={frozen}, next to weights in float32, needs trainer.bf16=true; or use "
+            "frozen=null"
+        )
+
+
+def cast_frozen(model: torch.nn.Module, frozen: str | None) -> None:
+    """Casts trainable weights to float32, and frozen ones to bfloat16 if `frozen` says so."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+        elif frozen == BFLOAT16:
+            parameter.data = parameter.data.bfloat16()
 
 
 def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
@@ -177,8 +196,7 @@ def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
 
 @contextmanager
 def without_deprecations() -> Iterator[None]:
-    """Silences warnings of transformers about a name that peft uses, and that its versions before
-    `activation_checkpointing` have."""
+    """Silences transformers' warnings about a name that peft uses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* deprecated", FutureWarning)
         yield
@@ -218,12 +236,10 @@ def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
     with without_deprecations():
         adapted = PeftModel.from_pretrained(model, folder)
     with safe_open(folder / ADAPTER, framework="pt") as file:
-        found = {*file.keys()}
-    wanted = {*get_peft_model_state_dict(adapted)}
-    if found != wanted:
-        example = min(found ^ wanted)
-        fault = f"{'it lacks' if example in wanted else 'there is no'} {example}"
+        different = file.keys() ^ get_peft_model_state_dict(adapted).keys()
+    if different:
         raise ValueError(
-            f"{folder}: the adapter does not match the decoder in its config.json: {fault}"
+            f"{folder}: the adapter does not match the decoder in its config.json, which alone has "
+            f"or lacks {min(different)}"
         )
     return adapted.merge_and_unload().requires_grad_(True)

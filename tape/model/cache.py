@@ -17,8 +17,8 @@ from tape.attention.payload import Values
 def cached_extras(
     cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
 ) -> Tensor | None:
-    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width); None if
-    there are none. A static cache has free slots at its end.
+    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width), with the
+    free slots of a static cache at its end; None without cached keys.
 
     Raises:
         ValueError: for keys without extras, which are not of this `encoding`.
@@ -68,12 +68,13 @@ def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None
 
 
 def cached_keys(cache: Cache, layer_idx: int) -> Tensor:
-    """Returns a layer's cached keys (B, K, S, D). An offloaded cache may be fetching them on a
-    stream of its own, and only waits for it when the layer is updated."""
-    layer = cache.layers[layer_idx]
-    if cache.offloading:
-        torch.cuda.default_stream(layer.device).wait_stream(cache.prefetch_stream)
-    return layer.keys.to(layer.device)
+    """Returns a layer's cached keys (B, K, S, D)."""
+    if cache.offloading:  # it may still be fetching them
+        raise ValueError(
+            "an offloaded cache with an encoding or position_ids that read cached keys before it "
+            "has fetched them; use another cache"
+        )
+    return cache.layers[layer_idx].keys
 
 
 class GrowableBuffer:
@@ -88,8 +89,7 @@ class GrowableBuffer:
         """Returns `content` plus the new tokens; copies unless `content` is the latest view.
 
         Cropping, reordering, assignment and a copy of the cache give a different tensor: tokens
-        that are still referenced are never overwritten. (Autograd counts in-place writes behind a
-        view, too: so backpropagate through cached tensors before the next append.)
+        that are still referenced are never overwritten.
         """
         count = new.shape[-2]
         start = content.shape[-2] if content.ndim > 1 else 0  # empty tensors have one axis
@@ -118,17 +118,12 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reset_buffers()
-
-    def reset_buffers(self) -> None:
-        """Drops the spare capacity after keys and values were replaced."""
         self.buffers = GrowableBuffer(), GrowableBuffer()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
         if is_compiling() or torch.is_grad_enabled():
-            self.reset_buffers()
             return super().update(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -136,18 +131,6 @@ class GrowingLayer(DynamicLayer):
         self.keys = keys.append(self.keys, key_states)
         self.values = values.append(self.values, value_states)
         return self.keys, self.values
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.reset_buffers()
-        super().reorder_cache(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.reset_buffers()
-        super().batch_select_indices(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reset_buffers()
-        super().batch_repeat_interleave(repeats)
 
 
 class GrowingCache(DynamicCache):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import (
@@ -53,14 +51,14 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: if there is none, its files are damaged, or its class makes other tokens.
     """
+    for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
+        if path.is_file():
+            read_object(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # damaged files raise anything
-        for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
-            if path.is_file():
-                read_object(path)
         raise ValueError(
             f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): add "
             "the model's own tokenizer"
@@ -72,8 +70,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
     """Raises a ValueError if a tokenizer makes other tokens than the tokenizer.json of its folder
-    or hub name: transformers builds some classes anew, with parts that are not the file's. Drops
-    truncation and padding, which a file may have, but no text here gets."""
+    or hub name: transformers builds some classes anew. Drops truncation and padding."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -117,8 +114,7 @@ def load_model(
     model is on a GPU if there is one.
 
     Args:
-        dtype: None for the dtype that it was saved in, float32 for an adapter.
-        attn_implementation: None for transformers' choice.
+        dtype: by default the one that it was saved in, float32 for an adapter.
         position: as in `read_config`; an encoding without weights of its own.
 
     Raises:
@@ -142,7 +138,7 @@ def load_model(
                 weight.data = weight.bfloat16().to(weight.dtype)
         with reading(folder / ADAPTER):
             model = merged(model, folder)
-    elif left := [name for name in left if "inv_freq" not in name]:
+    elif left:
         raise ValueError(
             f"{folder}: {len(left)} weights do not belong to the model in {CONFIG}, such as "
             f"{left[0]}"
@@ -163,22 +159,19 @@ def with_weights(
     source: str | Path, config: TapeConfig, *, new_encoding: bool, **how: Any
 ) -> tuple[TapeForCausalLM, list[str]]:
     """Returns the decoder of a configuration with the weights of a checkpoint, and the names of the
-    weights that it does not take.
-
-    Args:
-        new_encoding: whether the encoding's own weights may be missing; they are initialised.
-        how: arguments of `from_pretrained`.
+    weights that it does not take. A `new_encoding`'s own weights may be missing; they are
+    initialised.
 
     Raises:
-        ValueError: if weights are missing, or of other shapes.
+        ValueError: if weights are missing, quantized, or of other shapes.
     """
-    if (folder := Path(source)).is_dir():
-        _check_weights(folder, config)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"{source} holds quantized weights; use the original model")
     # transformers' table of missing weights: they are expected, or an error.
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(no_report := lambda record: "LOAD REPORT" not in record.getMessage())
     try:
-        with reading(folder):
+        with reading(Path(source)):
             model, loaded = TapeForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -187,47 +180,19 @@ def with_weights(
                 output_loading_info=True,
                 **how,
             )
-    except (ImportError, RuntimeError) as error:
-        if not hasattr(config, "quantization_config"):
-            raise
-        raise ValueError(f"{source}: quantization_config in its {CONFIG}: {error}") from error
     finally:
         logger.removeFilter(no_report)
-    _check_shapes(source, loaded["mismatched_keys"])
+    for name, theirs, ours in sorted(loaded["mismatched_keys"]):
+        raise ValueError(
+            f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
+        )
     new = weights_of_encoding(model) if new_encoding else set()
     if lost := sorted({*loaded["missing_keys"]} - new):
         raise ValueError(
             f"{source}: {len(lost)} weights of the model in config.json are missing, such as "
             f"{lost[0]}"
         )
-    return model, sorted(loaded["unexpected_keys"])
-
-
-def _check_weights(folder: Path, config: TapeConfig) -> None:
-    """Raises a ValueError if weights have other shapes than in the model of a configuration. That
-    model may be too large for this machine, so it is built on the meta device."""
-    shapes: dict[str, list[int]] = {}
-    for path in weight_files(folder):
-        with reading(path), safe_open(path, "pt") as weights:
-            shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
-    if config.num_hidden_layers > len(shapes):
-        raise ValueError(
-            f"{folder}: num_hidden_layers={config.num_hidden_layers} in its {CONFIG}, but there "
-            f"are only {len(shapes)} weights"
-        )
-    with reading(folder / CONFIG), torch.device("meta"):
-        model = TapeForCausalLM(config)
-    ours = model.state_dict().items()
-    _check_shapes(folder, [(name, shapes[name], x.shape) for name, x in ours if name in shapes])
-
-
-def _check_shapes(source: str | Path, shapes: Iterable[tuple[str, Any, Any]]) -> None:
-    """Raises a ValueError for the first name whose shapes, there and by the settings, differ."""
-    for name, theirs, ours in sorted(shapes):
-        if (*theirs,) != (*ours,):
-            raise ValueError(
-                f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
-            )
+    return model, [name for name in sorted(loaded["unexpected_keys"]) if "inv_freq" not in name]
 
 
 def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]:

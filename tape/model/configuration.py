@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import GenerationConfig, LlamaConfig
+from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
-from tape.validation import check_integer, is_number, suggestion
+from tape.validation import check_flag, check_integer, is_number, look_up, suggestion
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
@@ -28,7 +28,6 @@ COUNTS = (
     *OPTIONAL,
     "max_position_embeddings",
 )
-
 
 # Arguments of transformers' configurations that are no fields.
 ARGUMENTS = {
@@ -48,26 +47,6 @@ ARGUMENTS = {
     "tie_last_hidden_states",
     "torch_dtype",
 }
-# Saved by earlier versions of transformers, without effect on a decoder.
-EARLIER = vars(GenerationConfig()).keys() | {
-    "add_cross_attention",
-    "cross_attention_hidden_size",
-    "decoder_start_token_id",
-    "finetuning_task",
-    "gradient_checkpointing",
-    "is_decoder",
-    "max_sequence_length",
-    "prefix",
-    "pruned_heads",
-    "sep_token_id",
-    "task_specific_params",
-    "tf_legacy_loss",
-    "tie_encoder_decoder",
-    "tokenizer_class",
-    "torchscript",
-    "use_bfloat16",
-    "xla_device",
-}
 log = logging.getLogger(__name__)
 
 
@@ -81,20 +60,17 @@ class TapeConfig(LlamaConfig):
     With `sliding_window` = W a token attends to itself and the W - 1 tokens before it, in every
     layer whose encoding has no window of its own. Padding does not count.
 
-    Five further options of attention, the same for every encoding (`tape.model.options`):
-    `qk_norm` normalises queries and keys, `attention_sink` adds a learned term to the denominator
-    of each head, `query_temperature` = {"scale": a, "length": n} multiplies the query at position i
-    by 1 + a log(1 + floor((i + 1) / n)), `scalable_softmax` = true multiplies the scores of a query
-    that sees n keys by s log n, with s learned for each head, {"length": m} by max(1, log n / log
-    m), and `gated_attention` multiplies each head's output by sigmoid(W x).
+    Options of attention, the same for every encoding (`tape.model.options`): `qk_norm` normalises
+    queries and keys, `attention_sink` adds a learned term to the denominator of each head,
+    `query_temperature` = {"scale": a, "length": n}, `scalable_softmax` = true or {"length": m}, and
+    `gated_attention` multiplies each head's output by sigmoid(W x).
 
-    `adaptation` records which base model was adapted, and how (`tape.model.adapters`);
-    otherwise None.
+    `adaptation` records which base model was adapted, and how (`tape.model.adapters`).
 
     `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
-    rotary encodings are in `rope_parameters`, as for a Llama. Unknown fields, names and arguments
-    raise a ValueError that lists the known ones. A saved configuration may have further fields of
-    other versions and programs, which do not resemble these; they have no effect.
+    rotary encodings are in `rope_parameters`, as for a Llama. Unknown fields raise a ValueError. A
+    saved configuration may have fields of other versions and programs, which do not resemble these;
+    they have no effect.
     """
 
     model_type = "tape"
@@ -111,8 +87,7 @@ class TapeConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs):
         saved = self.transformers_version is not None
-        others = self._check_names(kwargs.keys() - EARLIER if saved else kwargs, others=saved)
-        if others:
+        if others := self._check_names(kwargs, others=saved):
             log.warning("no fields of TapeConfig, without effect: %s", ", ".join(sorted(others)))
         self._check_bounds()
         super().__post_init__(**kwargs)
@@ -130,21 +105,14 @@ class TapeConfig(LlamaConfig):
             )
 
     @classmethod
-    def _known(cls) -> set[str]:
-        return {field.name for field in fields(cls)} | ARGUMENTS
-
-    @classmethod
     def _check_names(cls, given: Iterable[str], others: bool) -> list[str]:
-        """Returns unknown names, apart from private ones.
-
-        Args:
-            others: whether there may be some: other versions and programs save their own, and
-                `from_pretrained` has arguments that are no fields.
+        """Returns unknown names, apart from private ones, if there may be `others`: of other
+        versions and programs, and arguments of `from_pretrained`.
 
         Raises:
             ValueError: for an unknown name; with `others`, only if it resembles a known one.
         """
-        known = cls._known()
+        known = {field.name for field in fields(cls)} | ARGUMENTS
         unknown = [name for name in given if name not in known and not name.startswith("_")]
         for name in unknown:
             if not others or get_close_matches(name, known, cutoff=0.8):
@@ -161,40 +129,29 @@ class TapeConfig(LlamaConfig):
                 f"num_hidden_layers={self.num_hidden_layers} times num_recurrences="
                 f"{self.num_recurrences} must be at most {MOST_LAYERS:,}"
             )
-        if self.hidden_act not in ACT2FN:
+        look_up("hidden_act", self.hidden_act, ACT2FN)
+        if not is_number(self.attention_dropout) or not 0 <= self.attention_dropout < 1:
             raise ValueError(
-                f"unknown hidden_act {self.hidden_act!r}{suggestion(self.hidden_act, ACT2FN)}"
+                f"attention_dropout={self.attention_dropout!r} must be a number in [0, 1)"
             )
-        dropout, pad = self.attention_dropout, self.pad_token_id
-        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-            raise ValueError(f"attention_dropout={dropout!r} must be a number in [0, 1)")
         if not self.rms_norm_eps > 0:
             raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
         for name in ("qk_norm", "attention_sink", "gated_attention"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
-        if self.query_temperature is not None:
-            self._check_temperature(self.query_temperature)
-        self._check_scalable_softmax(self.scalable_softmax)
-        if isinstance(pad, int) and pad >= self.vocab_size:
-            raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
-
-    @staticmethod
-    def _check_temperature(given: Any) -> None:
-        if not isinstance(given, dict) or given.keys() != {"scale", "length"}:
-            raise ValueError(f"query_temperature={given!r} must have a scale and a length")
-        check_integer("query_temperature.length", given["length"])
-        scale = given["scale"]
-        if not is_number(scale) or scale < 0:
-            raise ValueError(f"query_temperature.scale={scale!r} must be a finite number >= 0")
-
-    @staticmethod
-    def _check_scalable_softmax(given: Any) -> None:
-        if isinstance(given, bool):
-            return
-        if not isinstance(given, dict) or given.keys() != {"length"}:
-            raise ValueError(f"scalable_softmax={given!r} must be true, false or have a length")
-        check_integer("scalable_softmax.length", given["length"], least=2)
+            check_flag(name, getattr(self, name))
+        if (given := self.query_temperature) is not None:
+            if not isinstance(given, dict) or given.keys() != {"scale", "length"}:
+                raise ValueError(f"query_temperature={given!r} must have a scale and a length")
+            check_integer("query_temperature.length", given["length"])
+            if not is_number(scale := given["scale"]) or scale < 0:
+                raise ValueError(f"query_temperature.scale={scale!r} must be a finite number >= 0")
+        if not isinstance(given := self.scalable_softmax, bool):
+            if not isinstance(given, dict) or given.keys() != {"length"}:
+                raise ValueError(f"scalable_softmax={given!r} must be true, false or have a length")
+            check_integer("scalable_softmax.length", given["length"], least=2)
+        if isinstance(self.pad_token_id, int) and self.pad_token_id >= self.vocab_size:
+            raise ValueError(
+                f"pad_token_id={self.pad_token_id} must be below vocab_size={self.vocab_size}"
+            )
 
     def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
         """Checked by `RoPE.configure`; transformers warns of types that it has no function for."""

@@ -33,22 +33,11 @@ def check_documents(
         )
 
 
-def number_documents(
-    document_ids: Tensor | None, real: Tensor | None
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Numbers the documents of each row; None without any. A document is a run of tokens with equal
-    ids; padding, of any id, belongs to the token before it.
-
-    Args:
-        document_ids: (B, T)
-        real: (B|1, T) False at padding, or None.
-
-    Returns:
-        The number of each token's document, and its index in it: the count of real tokens before
-        it. Both (B, T).
+def number_documents(document_ids: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the number of each token's document, and its index in it: the count of real tokens
+    before it. A document is a run of tokens with equal ids; padding, of any id, belongs to the
+    token before it. All (B, T); `real` is (B|1, T), False at padding, or None.
     """
-    if document_ids is None:
-        return None, None
     steps = torch.ones_like(document_ids)
     if real is not None:
         steps = real.expand_as(document_ids).long()

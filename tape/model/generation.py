@@ -6,7 +6,7 @@ from functools import wraps
 
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
-from transformers.generation import GenerationMode, MaxLengthCriteria
+from transformers.generation import GenerationMode
 from transformers.masking_utils import create_masks_for_generate
 
 from tape.model.cache import GrowingCache
@@ -23,8 +23,8 @@ class TapeGenerationMixin(GenerationMixin):
     def init_continuous_batching(self, *args, **kwargs):
         """Refused, and with it `generate_batch`, its context manager and the "paged" cache."""
         raise ValueError(
-            "continuous batching packs sequences and pages their keys, which the masks and "
-            "positions of this decoder do not support; use generate() with a padded batch"
+            "continuous batching packs sequences, which this decoder's positions do not support; "
+            "use generate() with a padded batch"
         )
 
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers reads its signature
@@ -32,19 +32,10 @@ class TapeGenerationMixin(GenerationMixin):
         """As in transformers, which hands the tokenizer of `stop_strings` on to the model."""
         return super().prepare_inputs_for_generation(*args, **kwargs)
 
-    def _get_stopping_criteria(self, *args, **kwargs):
-        """As in transformers, without the warning at the training length, which is not a limit."""
-        criteria = super()._get_stopping_criteria(*args, **kwargs)
-        for criterion in criteria:
-            if isinstance(criterion, MaxLengthCriteria):
-                criterion.max_position_embeddings = None
-        return criteria
-
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
-        """As in transformers, without windows, which the decoder adds. A static cache with a
-        backend whose mask is not a tensor keeps the padding mask, from which the decoder
-        builds it."""
+        """As in transformers, without windows, which the decoder adds. FlexAttention's mask is no
+        tensor: the decoder builds it from the padding mask."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
         # Checked before the values are hidden in the mask that is built from them.
@@ -53,19 +44,17 @@ class TapeGenerationMixin(GenerationMixin):
         return create_masks_for_generate(attention_mask=mask, config=whole, **arguments)
 
     def _get_static_cache_init_shape(self) -> None:
-        """None: the cache takes its shape from its first values, which may be wider than the keys.
-        For `prefill_chunk_size` transformers would allocate both alike."""
+        """None: a cache takes its shape from its first values, which may be wider than the keys."""
 
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> None:
-        """None: the decoder counts the tokens of a mask itself (`tape.model.indices`), and a cache
-        does not have to keep their indices."""
+        """None: the decoder counts the tokens of a mask itself (`tape.model.indices`)."""
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, *args, **kwargs
     ):
-        """As in transformers, with a growable cache as the default, and without the mask of a
-        prompt that has no padding, which each token would read again. For a static cache
-        transformers makes 4-D masks, in which tokens cannot be counted."""
+        """As in transformers, with a growable cache as the default, and without a mask that hides
+        nothing. For a static cache transformers makes 4-D masks, in which tokens cannot be
+        counted."""
         given = model_kwargs.get("past_key_values")
         super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, *args, **kwargs

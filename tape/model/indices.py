@@ -33,14 +33,11 @@ def token_indices(
     ordered: bool = True,
     training: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Computes token indices.
+    """Returns indices of the new tokens (B|1, T), indices of the keys in all slots (B|1, S), and
+    the counts for the cache to keep (`keep_indices`), or None.
 
     `position_ids` are indices of the new tokens and override the count. A 4-D mask does not
-    determine indices: without `position_ids` they are cache slots then. Masks are boolean.
-
-    Returns:
-        Indices of the new tokens (B|1, T), indices of the keys in all slots (B|1, S), and the
-        counts for the cache to keep (`keep_indices`), or None.
+    determine indices: without `position_ids` they are cache slots then.
 
     Raises:
         ValueError: for `ordered` position_ids that do not increase from one real token to the next,
@@ -63,8 +60,7 @@ def token_indices(
     if counted:
         counts = torch.arange(1, S + 1, device=device)[None]
         if padded:
-            width = attention_mask.shape[1]
-            counts = F.pad(attention_mask, (0, max(0, S - width)))[:, :S].cumsum(-1)
+            counts = F.pad(attention_mask, (0, S - attention_mask.shape[1])).cumsum(-1)
         if position_ids is None:
             key = (counts - 1).clamp(min=0)
             return key[:, new], key, None
@@ -130,10 +126,8 @@ def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tens
 
 def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:
     """Writes counts, of the T new tokens or of all slots if the layer is new, to a cache layer."""
-    if is_exporting():
-        raise ValueError(
-            "token indices that a cache keeps cannot be exported; export without a cache"
-        )
+    if is_exporting():  # the graph would freeze those of its example
+        raise ValueError("token indices that a cache keeps cannot be exported; give no cache")
     if cache.layer_class_to_replicate is None and cache_layer_idx == len(cache.layers):
         size = cache.get_max_length()
         cache.layers.append(StaticLayer(size) if cache.is_compileable else DynamicLayer())
@@ -145,8 +139,8 @@ def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> 
 
 
 def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
-    """Returns (B|1, S), False at padding, for new tokens in these slots; None without padding. By a
-    4-D mask a new token is real if it sees itself, and a cached one if a new token sees it."""
+    """Returns (B|1, S), False at padding; None without padding. By a 4-D mask a new token (in
+    `slots`) is real if it sees itself, and a cached one if a new token sees it."""
     if mask is None or mask.ndim == 2:
         return mask
     seen = mask[:, 0]  # (B, T, S)
@@ -178,11 +172,7 @@ def read_mask(
                 f"attention_mask of shape {tuple(mask.shape)}: allowed: ({B}, {S}), 0 at padding, "
                 f"or ({B}, 1, {T}, {S})"
             )
-        if not (mask.dtype == torch.bool or mask.is_floating_point()):
-            raise ValueError(
-                f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
-            )
-        if mask.dtype != torch.bool:
+        if mask.is_floating_point():
             refuse_unless(
                 (mask == 0) | (mask <= HIDDEN),
                 "a 4-D attention_mask of other numbers: allowed: 0 where a query sees a key and "
@@ -190,17 +180,25 @@ def read_mask(
                 now=now,
             )
             mask = mask > HIDDEN
+        if mask.dtype != torch.bool:
+            raise ValueError(
+                f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
+            )
         return mask.to(x_BTC.device)
-    past = 0 if cache is None else cache.get_seq_length()
-    message = "attention_mask covers {} tokens, but there are {} cached and {} new ones; cover all"
-    if isinstance(past, Tensor):
-        refuse_unless(
-            past + T <= mask.shape[1], lambda: message.format(mask.shape[1], int(past), T), now
+    past, width = 0 if cache is None else cache.get_seq_length(), mask.shape[1]
+
+    def uncovered() -> str:
+        return (
+            f"attention_mask covers {width} tokens, but there are {int(past)} cached and {T} new "
+            "ones; cover all"
         )
-    elif past + T > mask.shape[1]:
-        raise ValueError(message.format(mask.shape[1], past, T))
-    if mask.shape[1] > S:
-        raise ValueError(message.format(mask.shape[1], int(past), T))
+
+    if isinstance(past, Tensor):
+        refuse_unless(past + T <= width, uncovered, now)
+    elif past + T > width:
+        raise ValueError(uncovered())
+    if width > S:
+        raise ValueError(uncovered())
     if mask.dtype != torch.bool:
         refuse_unless(
             mask == mask.bool(),
@@ -220,6 +218,5 @@ def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
     if getattr(cache, "tape_draw", draw) != draw:
         raise ValueError(
             f"the cached tokens have positions drawn for eval_length={cache.tape_draw[1]}, the new "
-            f"ones for {draw[1]}; wrap all calls that share a cache in one "
-            f"`with model.evaluation_length(n):`"
+            f"ones for {draw[1]}; wrap their calls in one `with model.evaluation_length(n):`"
         )

@@ -1,6 +1,5 @@
 """What the layers of one forward pass share, prepared before the first of them: kernels and masks
-by window, token indices and documents, coordinates, the cache, and the part of a process that
-shares texts with others.
+by window, token indices and documents, coordinates, and the cache.
 
 The layers themselves (`tape.model.layer`) know none of it.
 """
@@ -66,15 +65,14 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         ValueError: for arguments that contradict each other, or that the backend or the encoding
             does not support.
     """
-    position, shard, config = model.position, model.shard, model.config
+    position, config = model.position, model.config
     windows = [layer.context.window for layer in model.layers]
     count, R = len(windows), config.num_recurrences
     if count * R != model.indices_layer or config.num_hidden_layers != count:
         raise ValueError(
             f"{count} layers, with config.num_hidden_layers={config.num_hidden_layers} and "
             f"num_recurrences={R}, but the model was made for {model.indices_layer} in all: layers "
-            "and recurrences cannot be added or removed (also not by peft's layer_replication); "
-            "make a model from a configuration with these numbers"
+            "cannot be added or removed (also not by peft's layer_replication); make a new model"
         )
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
@@ -85,34 +83,19 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     if config.scalable_softmax:
         visible = {w: visible_keys(w or config.sliding_window, batch, index) for w in visible}
     positions, cached_indices = _coordinates(model, batch, call, index)
-    x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
-    if shard is not None:  # local: the tokens of this process
-        x_BTC, positions, local_positions, real, slots = shard.own(x_BTC, positions, real, slots)
-        kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
-        part = shard.part(batch.x_BTC.shape[1])
-        visible = {key: None if n is None else n[:, part] for key, n in visible.items()}
-    x_BTC, states, biases = position(x_BTC, local_positions, positions, count)
+    x_BTC, states, biases = position(batch.x_BTC, positions, positions, count)
     if config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
         backends.check_flash(batch, call.position_ids, positions.key, bias)
     if cached_indices is not None:  # after all checks
         indices.keep_indices(batch.cache, model.indices_layer, cached_indices, x_BTC.shape[1])
-    sum_before = None if shard is None else shard.sum_before
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
-    tokens = [
-        Tokens(local_positions, bias, real, slots, batch.documents, seen, sum_before)
-        for bias in biases
-    ]
-    applied = [*zip(windows, tokens, strict=True)] * R
-    return Inputs(
-        x_BTC,
-        states,
-        [
-            LayerInputs(own, *kernels[window], idx, idx == len(applied) - 1, visible[window])
-            for idx, (window, own) in enumerate(applied)
-        ],
-        batch.cache,
-    )
+    layers = []
+    for idx in range(count * R):
+        window, bias, final = windows[idx % count], biases[idx % count], idx == count * R - 1
+        tokens = Tokens(positions, bias, batch.real, batch.slots, batch.documents, seen)
+        layers.append(LayerInputs(tokens, *kernels[window], idx, final, visible[window]))
+    return Inputs(x_BTC, states, layers, batch.cache)
 
 
 def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
@@ -131,7 +114,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     if call.document_ids is not None:
         check_documents(call.document_ids, x_BTC, call.position_ids, cache, use_cache)
     elif use_cache is None:
-        use_cache = model.config.use_cache and not model.training and model.shard is None
+        use_cache = model.config.use_cache and not model.training
     if use_cache and cache is None:
         # transformers' cache for compiled and exported models.
         cache = DynamicCache() if is_compiling() else GrowingCache()
@@ -173,11 +156,7 @@ def _coordinates(
     model: PreTrainedModel, batch: Batch, call: Call, index: Tensor | None
 ) -> tuple[Positions, Tensor | None]:
     """Returns the coordinates of the tokens, one draw for all layers, and what the cache has to
-    keep of their indices (`indices.keep_indices`).
-
-    Args:
-        index: (B, T) token indices within documents, or None.
-    """
+    keep of their indices. `index` (B, T) is within documents; None without any."""
     position, ids, cached = model.position, call.position_ids, None
     if ids is not None and ids.is_floating_point():
         raise ValueError(

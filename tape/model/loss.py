@@ -1,19 +1,15 @@
 """Head and cross-entropy in one function, without the logits of all tokens.
 
-With a vocabulary of 32,000 the logits, their gradient and what the loss saves dominate the memory
-of a small model. Here they are computed for a chunk of tokens at a time, gradients included, so no
-logits are kept for the backward pass; the arithmetic is the same.
+They are computed for a chunk of tokens at a time, gradients included, so no logits are kept for the
+backward pass; the arithmetic is the same.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from tape.differentiation import differentiable_gradients
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # label of tokens that are not predicted, as in transformers
 CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}  # logits per chunk; more or fewer were slower
@@ -38,9 +34,8 @@ class Head(nn.Linear):
         Args:
             labels: token ids, -100 for tokens that are not predicted.
             num_items: divisor of the sum; the number of predicted tokens by default.
-            positions: (B, M) of all labels that are not -100 and not the first of their row, -1
-                where a row has fewer (`predicted_positions`): the others are not computed. To look
-                for them here, a CPU would have to wait for the GPU.
+            positions: (B, M) of the labels to predict (`predicted_positions`): others are not
+                computed. To look for them here, a CPU would have to wait for the GPU.
         """
         if labels is None:
             return super().forward(x_BTC)
@@ -84,12 +79,6 @@ def predicted_positions(labels: Tensor) -> Tensor | None:
     return order.where(predicted.gather(1, order), -1)
 
 
-def summed_cross_entropy(x_MC: Tensor, weight_VC: Tensor, targets: Tensor) -> Tensor:
-    """`SummedCrossEntropy` in operations of torch, from all logits."""
-    logits = F.linear(x_MC, weight_VC).to(torch.promote_types(x_MC.dtype, torch.float32))
-    return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-
-
 class SummedCrossEntropy(torch.autograd.Function):
     """Sum over tokens of -log softmax(W x)[target], without ignored tokens."""
 
@@ -117,20 +106,18 @@ class SummedCrossEntropy(torch.autograd.Function):
             grad = grad.to(x_MC.dtype)
             if needs_x:
                 grad_x[part] = grad @ weight_VC
-            if needs_weight:
-                if grad.dtype == wide:
-                    grad_weight.addmm_(grad.mT, x)
-                else:
-                    grad_weight += grad.mT @ x
-        ctx.save_for_backward(grad_x, grad_weight, x_MC, weight_VC, targets)
+            if needs_weight and grad.dtype == wide:
+                grad_weight.addmm_(grad.mT, x)
+            elif needs_weight:
+                grad_weight += grad.mT @ x
+        ctx.save_for_backward(grad_x, grad_weight)
+        ctx.dtype = weight_VC.dtype
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        grad_x, grad_weight, x_MC, weight_VC, targets = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            total = partial(summed_cross_entropy, targets=targets)
-            return *differentiable_gradients(total, (x_MC, weight_VC), (grad,)), None
+        grad_x, grad_weight = ctx.saved_tensors
         x = None if grad_x is None else grad_x * grad
-        weight = None if grad_weight is None else (grad_weight * grad).to(weight_VC.dtype)
+        weight = None if grad_weight is None else (grad_weight * grad).to(ctx.dtype)
         return x, weight, None

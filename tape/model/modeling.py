@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from functools import reduce
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
@@ -20,13 +17,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tape import positions
 from tape.attention import backends
-from tape.attention.shifted_sparse import check_groups, check_layers
+from tape.attention.shifted_sparse import check_groups
 from tape.model.configuration import TapeConfig
 from tape.model.generation import TapeGenerationMixin
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
-from tape.model.sequence_parallel import Shard, check_tensor_parallelism
 from tape.positions import PositionModule
 
 
@@ -69,15 +65,14 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        """As in transformers, but refuses tensor parallelism for encodings with per-head
-        numbers."""
+        """As in transformers, without tensor parallelism: its plan leaves per-head numbers out."""
         if distributed_config is not None and distributed_config.tp_size > 1:
-            check_tensor_parallelism(model.base_model, distributed_config.tp_size)
+            raise ValueError("tensor parallelism (tp_size > 1): layers cannot be split; omit it")
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As in transformers, which would skip modules of custom code without tensors of their own;
-        the initialisers of this package skip loaded tensors themselves."""
+        """As in transformers, which would skip modules of exported code without tensors of their
+        own; the initialisers of this package skip loaded tensors themselves."""
         super()._initialize_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -87,12 +82,12 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
-        """Evaluates inputs of up to `length` tokens inside this context, prompt and generated
-        tokens together.
+        """Evaluates inputs of up to `length` tokens, generated ones included, inside this context:
+        encodings with random positions (RandPE) draw for `length` tokens, so that results do not
+        depend on the batch.
 
-        Only encodings with random positions (RandPE) use it: they draw positions for `length`
-        tokens rather than for the batch, so results do not depend on the batch. They raise a
-        ValueError for a length beyond their training range.
+        Raises:
+            ValueError: for a length beyond their training range.
         """
         with self.base_model.position.sampler.evaluation_length(length):
             yield
@@ -100,16 +95,13 @@ class TapePreTrainedModel(PreTrainedModel):
     def set_shifted_attention(self, group: int | None) -> None:
         """Trains with shifted sparse attention (LongLoRA's S2, `tape.attention.shifted_sparse`) in
         groups of `group` tokens; None for full attention. Evaluation and cached calls always use
-        full attention.
-
-        The setting belongs to a training run; checkpoints do not store it.
+        full attention, and checkpoints do not store the setting.
 
         Raises:
             ValueError: for an odd number, or for a configuration that S2 does not support.
         """
         if group is not None:
-            check_layers(self.base_model, group)
-            check_groups(self.config._attn_implementation, self.config, group)
+            check_groups(self.base_model, group)
         self.base_model.s2_group_size = group
 
 
@@ -129,7 +121,6 @@ class TapeModel(TapePreTrainedModel):
         # The layer of a cache that keeps token indices, after those of all recurrences.
         self.indices_layer = config.num_hidden_layers * config.num_recurrences
         self.s2_group_size: int | None = None  # set by `set_shifted_attention`
-        self.shard: Shard | None = None  # set by `tape.model.sequence_parallel.shard_sequence`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -194,7 +185,6 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
     accepts_loss_kwargs = True  # Trainer passes num_items_in_batch: exact gradient accumulation
 
     def __init__(self, config: TapeConfig):
@@ -225,14 +215,12 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         """Takes the arguments of `TapeModel`, and:
 
         Args:
-            labels: (B, T) token ids, shifted inside; -100 is ignored. With document_ids, the label
-                of a document's first token is predicted from the last one of the document before,
-                and with padding on the left a row's first token from padding, as in a Llama: set
-                the labels of these to -100, or pad on the right.
+            labels: (B, T) token ids, shifted inside; -100 is ignored. Set it also for a document's
+                first token, which is predicted from the document before, and for the first token
+                after padding, as in a Llama.
             logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
-            skip_logits: return the loss alone, for which the head is applied to chunks of tokens:
-                the logits of all tokens are never in memory.
+            skip_logits: return the loss alone; the logits of all tokens are never in memory.
             predicted_positions: of the labels to predict (`tape.model.loss`), to compute no others;
                 only with skip_logits.
 
@@ -243,11 +231,11 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             raise ValueError("labels with logits_to_keep: the loss needs all logits; omit one")
         if skip_logits and labels is None:
             raise ValueError("skip_logits=True without labels: nothing is left; give labels")
-        optional = {
-            "output_hidden_states": output_hidden_states,
-            "output_attentions": output_attentions,
-            "document_ids": document_ids,
-        }
+        shown = {}  # if not given, the configuration decides
+        if output_hidden_states is not None:
+            shown["output_hidden_states"] = output_hidden_states
+        if output_attentions is not None:
+            shown["output_attentions"] = output_attentions
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -255,25 +243,19 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            **{name: choice for name, choice in optional.items() if choice is not None},
+            document_ids=document_ids,
+            **shown,
         )
-        x_BTC, loss, logits = outputs.last_hidden_state, None, None
-        # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its
-        # weight is sharded over devices. A head that FSDP2 wraps gathers its weight when called.
-        head, fused = self.lm_head, skip_logits and isinstance(self.lm_head, Head)
-        if labels is not None and self.model.shard is not None:
-            labels, num_items_in_batch = self.model.shard.labels(labels, num_items_in_batch)
-            x_BTC, predicted_positions = F.pad(x_BTC, (0, 0, 0, 1)), None
-        if fused and (isinstance(head, FSDPModule) or not isinstance(head.weight, DTensor)):
+        x_BTC, loss, logits, head = outputs.last_hidden_state, None, None, self.lm_head
+        # A head that was replaced (by an adapter or a resized vocabulary) computes logits.
+        if skip_logits and isinstance(head, Head):
             loss = head(x_BTC, labels, num_items_in_batch, predicted_positions)
         else:
             keep = logits_to_keep
-            kept = slice(-keep, None) if isinstance(keep, int) else keep
-            logits = head(x_BTC[:, kept])
+            logits = head(x_BTC[:, slice(-keep, None) if isinstance(keep, int) else keep])
             if labels is not None:
                 loss = next_token_loss(logits, labels, num_items_in_batch)
-                T = outputs.last_hidden_state.shape[1]
-                logits = None if skip_logits else logits[:, :T]
+                logits = None if skip_logits else logits
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

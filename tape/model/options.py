@@ -40,8 +40,7 @@ def warmed(q_BHTD: Tensor, positions_BT: Tensor, scale: float, length: int) -> T
 class ScalableSoftmax(PositionModule):
     """Multiplies the scores of a query that sees n keys by s_h log n, where s_h, one at first, is
     learned (Nakanishi 2025, arXiv 2501.19399); with a `length`, by max(1, log n / log length), as
-    Qwen (arXiv 2309.16609) does in inference. Re-derived from the papers: tests compare the first
-    form with softmax to the base n^s, and both with loops."""
+    Qwen (arXiv 2309.16609) does in inference."""
 
     def __init__(self, num_heads: int, form: bool | dict[str, int]):
         """`form` is true or {"length": n}, as `TapeConfig.scalable_softmax`."""
@@ -57,11 +56,7 @@ class ScalableSoftmax(PositionModule):
     def forward(
         self, q_BHTD: Tensor, bias: ScoreBias | None, visible_BT: Tensor
     ) -> tuple[Tensor, ScoreBias | None]:
-        """Returns queries and bias of the multiplied scores.
-
-        Args:
-            visible_BT: the number of keys that each query sees.
-        """
+        """Returns queries and bias of the multiplied scores; each query sees `visible_BT` keys."""
         log_n = visible_BT.to(torch.promote_types(q_BHTD.dtype, torch.float32)).log()[:, None]
         if self.length is None:
             factor = self.s.to(log_n.dtype)[:, None] * log_n  # (B|1, H, T)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
-from tape.differentiation import differentiable_gradients
 from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
 from tape.positions.schedules import inverse_frequencies, settled, yarn
 
@@ -26,11 +26,6 @@ def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
     complex numbers."""
     if x.requires_grad and not is_compiling():
         return _ApplyRotary.apply(x, e)
-    return rotated(x, e)
-
-
-def rotated(x: Tensor, e: Tensor) -> Tensor:
-    """`apply_rotary` in operations of torch."""
     return turned(x, *factors(e))
 
 
@@ -63,10 +58,9 @@ class _ApplyRotary(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, e = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return differentiable_gradients(rotated, (x, e), (grad,))
         grad_x = _ApplyRotary.product(grad, e, out=torch.empty_like(x), sign=-1)
         if not ctx.needs_input_grad[1]:
             return grad_x, None

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 # Settings without influence on the trained weights, among them how the sequences of a step, whose
 # number is recorded, are distributed over time and devices.
 NO_INFLUENCE = (
-    r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher|sequence_parallel",
+    r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|eval_blocks|task\.samples",
     r"code|accept_new_code",  # `_check_same`
     r"encodings\..*|longest",  # defaults of position.*
-    r"alias|trunk|tape_sampler|randpe_length|data\.max_bad",  # of earlier versions
+    r"alias|trunk|tape_sampler|randpe_length|data\.max_bad|sequence_parallel",  # of earlier ones
     r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
     r"trainer\.(disable_tqdm|report_to|run_name|use_cpu)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",

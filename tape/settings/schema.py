@@ -83,7 +83,6 @@ SETTINGS = {
     "accept_new_code": SWITCH,
     "debug": SWITCH,
     "length": integer(2, 2**31 - 1),
-    "sequence_parallel": integer(1),
     "base_model": optional(TEXT),
     "frozen": optional(TEXT),
     "tokenizer": optional(TEXT),

@@ -9,14 +9,13 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
-from accelerate import ParallelismConfig
 from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
 from tape.model.adapters import without_deprecations
 from tape.settings.schema import RunSettings
 
-SHARING = "not supported; for processes that share sequences give sequence_parallel=..."
+SHARING = "processes share no sequences and no heads"
 # Fields of TrainingArguments that keep their default, by pattern, and why.
 FIXED = {
     "num_train_epochs": "give trainer.max_steps",
@@ -55,8 +54,7 @@ def training_arguments(
     """Returns the arguments of a run's Trainer, by default for a GPU where there is one.
 
     Raises:
-        ValueError: for settings of `trainer` that transformers or runs here refuse, and for
-            processes that cannot share sequences.
+        ValueError: for settings of `trainer` that transformers or runs here refuse.
     """
     given = settings.trainer
     try:
@@ -73,7 +71,6 @@ def training_arguments(
                 f"trainer.{name}: a run validates by trainer.eval_strategy; leave it out"
             )
     check_training(arguments)
-    share_sequences(arguments, settings.sequence_parallel, settings.length)
     return arguments
 
 
@@ -127,39 +124,9 @@ def _check_schedule(arguments: TrainingArguments) -> None:
         )
 
 
-def share_sequences(arguments: TrainingArguments, size: int, length: int) -> None:
-    """Has `size` processes share each sequence (`tape.model.sequence_parallel`), in groups of
-    successive ones.
-
-    Raises:
-        ValueError: for a launcher, a number of processes or a length that does not allow it.
-    """
-    if size == 1:
-        return
-    trying, processes = f"sequence_parallel={size}", arguments.world_size
-    if arguments.fsdp_plugin_args is None:
-        raise ValueError(f"{trying} without sharded weights: give launcher=fsdp2")
-    if arguments.accelerator_config.dispatch_batches:
-        raise ValueError(f"{trying} with trainer.accelerator_config.dispatch_batches=true: omit it")
-    if processes % size:
-        raise ValueError(
-            f"{trying} with {processes} process{'es' * (processes > 1)}: start a multiple of "
-            f"{size}, as in NGPUS={size} bash script/train.sh"
-        )
-    if length % size:
-        raise ValueError(f"{trying} with length={length}: the length must be a multiple of {size}")
-    arguments.parallelism_config = ParallelismConfig(cp_size=size, dp_shard_size=processes // size)
-
-
-def sharing(arguments: TrainingArguments) -> int:
-    """Returns how many processes share each sequence."""
-    groups = arguments.parallelism_config
-    return 1 if groups is None else groups.cp_size
-
-
 def sequences_per_step(arguments: TrainingArguments) -> int:
-    groups = arguments.world_size // sharing(arguments)
-    return arguments.train_batch_size * arguments.gradient_accumulation_steps * groups
+    sequences = arguments.train_batch_size * arguments.gradient_accumulation_steps
+    return sequences * arguments.world_size
 
 
 def training_order(arguments: TrainingArguments) -> tuple[int, int]:

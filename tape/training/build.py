@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from tape.data.tokenizer import vocabulary_size
-from tape.model.adapters import ADAPTER
+from tape.model.adapters import ADAPTER, BFLOAT16
 from tape.model.checkpoint import check_finite, fingerprint, with_weights
 from tape.model.configuration import TapeConfig
-from tape.model.frozen import loading
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
 from tape.validation import check_arguments
@@ -90,9 +89,7 @@ def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -
         )
     before = _settled(owner, lambda: TapeConfig.from_pretrained(base))
     if getattr(before, "quantization_config", None) is not None:
-        raise ValueError(
-            f"{owner} holds quantized weights; use the original model with frozen=int8 or nf4"
-        )
+        raise ValueError(f"{owner} holds quantized weights; use the original model")
     if position["name"] == KEEP:
         position = position | {"name": before.position["name"]}
     changes = {name: value for name, value in shape.items() if value is not None}
@@ -114,17 +111,18 @@ def adapt_model(
     base: str, config: TapeConfig, tokenizer: PreTrainedTokenizerBase, frozen: str | None = None
 ) -> TapeForCausalLM:
     """Loads a checkpoint into a configuration of `adapted_config`, with frozen weights stored as
-    `frozen` (`tape.model.frozen`). Weights that an encoding adds are initialised.
+    `frozen` (`tape.model.adapters.check_frozen`). Weights that an encoding adds are initialised.
 
     Raises:
         ValueError: if other weights are missing, or for a tokenizer that does not fit.
     """
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
     before = TapeConfig.from_pretrained(base)
-    new = config.position != before.position
-    model, left = with_weights(base, config, new_encoding=new, **loading(frozen))
+    changed = config.position != before.position
+    dtype = "auto" if frozen == BFLOAT16 else torch.float32  # trained weights are not rounded
+    model, left = with_weights(base, config, new_encoding=changed, dtype=dtype)
     check_finite(f"base_model={base}", model)
-    if left := [key for key in left if "inv_freq" not in key]:
+    if left:
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
     return model
 

@@ -15,12 +15,10 @@ from transformers import TrainingArguments, set_seed
 
 from tape import provenance
 from tape.data import StreamedBlocks
-from tape.model.adapters import Method, adapt, describe
+from tape.model.adapters import Method, adapt, cast_frozen, check_frozen, describe
 from tape.model.checkpoint import check_length, load_model, restore
 from tape.model.configuration import TapeConfig
-from tape.model.frozen import cast_frozen, check_frozen
 from tape.model.modeling import TapeForCausalLM
-from tape.model.sequence_parallel import check_sharing
 from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.schema import RunSettings
@@ -35,7 +33,7 @@ from tape.training.build import (
 from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
 from tape.training.optimizer import check_rates
 from tape.training.task import Task
-from tape.training.text import ContinuedStream, Repeated, follow_stream
+from tape.training.text import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer
 
 log = logging.getLogger(__name__)
@@ -117,13 +115,10 @@ def configuration_of(
     check_rates(settings.optimizer, arguments, method)
     if method and not settings.base_model:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
-    if method and method.groups and settings.sequence_parallel > 1:
-        raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
     if settings.base_model:
         config = adapted_config(settings.base_model, settings.model, settings.position)
     else:
         config = new_config(settings.model, settings.position)
-    check_sharing(config, settings.sequence_parallel)
     return method, config
 
 
@@ -153,7 +148,7 @@ def trainer_of(
         length=settings.length,
         measure=task.measure,
         rates=settings.optimizer,
-        train_dataset=Repeated(task.train, arguments) if streamed else task.train,
+        train_dataset=task.train,
         eval_dataset=task.evaluation,
         data_collator=task.collate,
         processing_class=task.tokenizer,

@@ -4,15 +4,11 @@ report."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from tape.data import (
@@ -27,7 +23,7 @@ from tape.data import (
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import step_of
 from tape.settings.schema import RunSettings
-from tape.training.arguments import sequences_per_step, sharing, training_order
+from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import write_report
 from tape.training.task import Task
 from tape.validation import check_path
@@ -98,22 +94,6 @@ def follow_stream(
         )
     arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
     blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
-
-
-class Repeated(IterableDataset):
-    """A stream whose every batch comes once for each of the processes that share it: accelerate
-    reads a stream in the first process and deals its batches to all in turn, so that the order does
-    not depend on their number, as that of `split_dataset_by_node` would."""
-
-    def __init__(self, blocks: StreamedBlocks, arguments: TrainingArguments):
-        self.blocks, self.times = blocks, sharing(arguments)
-        self.batch = arguments.train_batch_size
-
-    def __iter__(self) -> Iterator[Any]:
-        blocks = iter(self.blocks)
-        while batch := [*islice(blocks, self.batch)]:
-            for _ in range(self.times):
-                yield from batch
 
 
 class ContinuedStream(TrainerCallback):

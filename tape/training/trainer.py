@@ -23,11 +23,8 @@ from transformers.trainer_utils import EvalLoopOutput
 from tape.files import write_text
 from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
-from tape.model.modeling import TapeModel
-from tape.model.sequence_parallel import shard_sequence
 from tape.runs.folder import TRAINED, clear_unfinished, finalize_checkpoint, remove_old, unfinished
 from tape.runs.metrics import MetricsFile
-from tape.training.arguments import sharing
 from tape.training.callbacks import (
     Console,
     Continued,
@@ -41,19 +38,14 @@ from tape.training.optimizer import decayed, optimizer_of
 def collated(
     sequences: list[Any],
     collate: Callable[[list[Any]], dict[str, torch.Tensor]],
-    multiple: int = 1,
     joined: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Collates sequences to a `multiple` of tokens, and decides here, where no GPU waits for it,
-    which labels are predicted (unless batches are `joined` later: their number differs) and whether
-    anything is padded."""
+    """Collates sequences, and decides what a GPU would have to wait for the CPU to decide: which
+    labels are predicted, and whether anything is padded. If batches are `joined` later, which
+    labels are predicted is left out: their number differs."""
     batch = collate(sequences)
     if "attention_mask" in batch and bool(batch["attention_mask"].all()):
         del batch["attention_mask"]
-    if further := -batch["labels"].shape[1] % multiple:
-        for name, tokens in batch.items():
-            filling = IGNORED if name == "labels" else 0
-            batch[name] = F.pad(tokens, (0, further), value=filling)
     positions = None if joined else predicted_positions(batch["labels"])
     return batch if positions is None else batch | {"predicted_positions": positions}
 
@@ -79,11 +71,7 @@ class LanguageModelTrainer(Trainer):
         super().__init__(*args, **kwargs)
         # Accelerate reads a stream in one process, and joins the batches of all.
         joined = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1
-        how = {"collate": data_collator, "multiple": sharing(self.args), "joined": joined}
-        self.data_collator = partial(collated, **how)
-        self.decoder = next(x for x in self.model.modules() if isinstance(x, TapeModel))
-        if sharing(self.args) > 1:
-            shard_sequence(self.decoder, self.accelerator.torch_device_mesh["cp"].get_group())
+        self.data_collator = partial(collated, collate=data_collator, joined=joined)
         self.args.dataloader_pin_memory &= self.args.device.type == "cuda"
         self.length, self.measure, self.rates = length, measure, rates
         self.console, self.continued = Console(), Continued(self)
@@ -95,9 +83,10 @@ class LanguageModelTrainer(Trainer):
             self.add_callback(callback)
 
     def create_accelerator_and_postprocess(self) -> None:
-        groups, self.args.parallelism_config = self.args.parallelism_config, None
         super().create_accelerator_and_postprocess()
-        self.args.parallelism_config = groups
+        groups = self.accelerator.parallelism_config  # of `accelerate launch`
+        if groups is not None and groups.non_data_parallel_size > 1:
+            raise ValueError(f"{groups}: the processes of a run share no sequences and no heads")
         asked = self.args.fsdp_plugin_args is not None and self.args.world_size > 1
         if asked and not self.is_fsdp_enabled:
             # accelerate silently skips FSDP on CPUs, though it works there.
@@ -105,13 +94,6 @@ class LanguageModelTrainer(Trainer):
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
-        if groups is not None:
-            # accelerate's groups, batches and shards for context parallelism serve any way to share
-            # sequences; its hooks, which take masks away from sdpa, are not wanted.
-            state = self.accelerator.state
-            state.parallelism_config = groups
-            state.device_mesh = groups.build_device_mesh(self.args.device.type)
-            self.accelerator._prepare_cp = lambda *objects: objects
         if self.is_fsdp_enabled:
             # It would round activations between layers, including the positional state; autocast
             # rounds only the inputs of matrix products, as with one process.
@@ -133,21 +115,14 @@ class LanguageModelTrainer(Trainer):
             self.optimizer = optimizer_of(model or self.model, self.args, self.rates)
         return super().create_optimizer(model)
 
-    def _prepare_context_parallel_inputs(self, model, inputs) -> tuple:
-        return nullcontext, inputs
-
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.guard.losses.append(loss.detach())
-        groups = self.args.world_size // sharing(self.args)
-        self.console.tokens += inputs["input_ids"].numel() * groups
+        self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
         return loss
 
     def compute_loss(self, model, inputs, *args, **kwargs) -> Any:
         return super().compute_loss(model, inputs | {"skip_logits": True}, *args, **kwargs)
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        return super().floating_point_ops(inputs) // sharing(self.args)  # each has whole texts
 
     def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
         # For FSDP2 accelerate leaves autocast to the caller.
@@ -163,11 +138,8 @@ class LanguageModelTrainer(Trainer):
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.model.evaluation_length(self.length):
             metrics = super().evaluate(*args, **kwargs)
-            # Each process computes whole texts: one may generate, with a cache.
-            shard, self.decoder.shard = self.decoder.shard, None
             with self.accelerator.autocast():
                 measured = self.measure(self.model.eval())
-            self.decoder.shard = shard
             if measured:
                 measured = {f"eval_{name}": value for name, value in measured.items()}
                 self.log(measured)
@@ -188,15 +160,12 @@ class LanguageModelTrainer(Trainer):
         labels = F.pad(inputs.pop("labels")[:, 1:], (0, 1), value=IGNORED)
         with torch.no_grad(), self.compute_loss_context_manager():
             logits = model(**inputs).logits
-        if (shard := self.decoder.shard) is not None:
-            labels = labels[:, shard.part(labels.shape[1])]
         losses = F.cross_entropy(
             logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
         )
         each = torch.stack((losses.view_as(labels).double().sum(1), (labels != IGNORED).sum(1)), 1)
         # By sequence, so that duplicates in the last batches are dropped.
-        shared, last = sharing(self.args), self.accelerator.gradient_state
-        each = self.accelerator.gather(each).view(-1, shared, *each.shape).sum(1).flatten(0, 1)
+        each, last = self.accelerator.gather(each), self.accelerator.gradient_state
         drops = last.end_of_dataloader and last.remainder > 0
         self.summed += (each[: last.remainder] if drops else each).sum(0)
         return None, None, None
