@@ -15,9 +15,11 @@ from x_transformers import x_transformers
 
 from tape import TapeForCausalLM
 from tape.positions import Positions, Tokens
+from tape.positions.grape_ap import PathIntegral
 from tape.positions.rotary import apply_rotary
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
+TIGHT = {"atol": 1e-12, "rtol": 0}
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
 
 
@@ -52,9 +54,9 @@ def test_foxs_bias_is_data_dependent_alibi_of_x_transformers():
     theirs = x_transformers.DataDependentAlibi(32, heads=4).double()
     theirs.to_forget_gates[0].load_state_dict(layer.gate.state_dict())
     x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
-    _, k, extras = layer.prepare(x, q, q, None, tokens, None)
-    ours = layer.bias(x, q, k, extras, tokens).dense(torch.float64)
-    torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
+    _, k, extras = layer.prepare(q, q, tokens._replace(x=x))
+    ours = layer.bias(q, k, extras, tokens).dense(torch.float64)
+    torch.testing.assert_close(ours, theirs(x), **TIGHT)
 
 
 @torch.no_grad()
@@ -66,8 +68,8 @@ def test_copes_bias_is_that_of_x_transformers():
     q, k = torch.randn(2, 2, 4, 17, D, dtype=torch.float64)
     later = torch.ones(17, 17).triu(1).bool()
     expected = theirs(q * D**-0.5, ((q @ k.mT) * D**-0.5).masked_fill(later, -1e300))
-    ours = layer.bias(None, q, k, None, tokens).dense(torch.float64)
-    torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-12, rtol=0)
+    ours = layer.bias(q, k, None, tokens).dense(torch.float64)
+    torch.testing.assert_close(ours.tril(), expected.tril(), **TIGHT)
 
 
 @torch.no_grad()
@@ -75,17 +77,17 @@ def test_the_querys_profile_is_inklings_in_transformers_and_x_transformers():
     layer, tokens = layer_of("relative")
     dimension, extent = layer.profiles.shape
     x = torch.randn(2, 17, 32, dtype=torch.float64)
-    ours = layer.bias(x, None, None, None, tokens).dense(torch.float64).tril()
+    ours = layer.bias(None, None, None, tokens._replace(x=x)).dense(torch.float64).tril()
     profiles = InklingRelativeLogits(dimension, extent).double()
     profiles.proj.copy_(layer.profiles)
     read = layer.reader(x).unflatten(-1, (4, dimension))
     slots = torch.arange(17)
-    torch.testing.assert_close(ours, profiles(read, slots, slots), atol=1e-12, rtol=0)
+    torch.testing.assert_close(ours, profiles(read, slots, slots), **TIGHT)
     theirs = x_transformers.RelativeProjPositionalBias(32, 4, dimension, extent).double()
     theirs.to_distance_weights[0].weight.copy_(layer.reader.weight)
     theirs.to_distance_weights[0].bias.zero_()
     theirs.distance_bank.copy_(layer.profiles)
-    torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
+    torch.testing.assert_close(ours, theirs(x), **TIGHT)
 
 
 @torch.no_grad()
@@ -96,7 +98,7 @@ def test_popes_scores_are_those_of_x_transformers():
     positions = Positions(index[None], index[None])
     q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
     state = model.model.position.state(positions, torch.float64)
-    ours, keys, _ = layer.prepare(None, q, k, state, None, None)
+    ours, keys, _ = layer.prepare(q, k, Tokens(positions, None, None, index, e=state))
     theirs = x_transformers.PolarEmbedding(8, 4, base=model.config.position["base"]).double()
     theirs.learned_bias.copy_(layer.shift)
     phases, shift = theirs(index)
@@ -106,31 +108,15 @@ def test_popes_scores_are_those_of_x_transformers():
 
 
 @torch.no_grad()
-def test_cable_is_fox_with_the_opposite_gate():
-    """CABLE (Veisi et al. 2025, arXiv 2503.08067) adds b_i - b_j, b the running sum of
-    -softplus(w x + c)."""
-    layer, tokens = layer_of("fox")
-    x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
-    _, k, extras = layer.prepare(x, q, q, None, tokens, None)
-    fox = layer.bias(x, q, k, extras, tokens).dense(torch.float64)
-    b = -torch.nn.functional.softplus(-layer.gate(x)).cumsum(1).mT
-    torch.testing.assert_close(fox, b[..., :, None] - b[..., None, :], atol=1e-12, rtol=0)
-
-
-@torch.no_grad()
-def test_tapa_at_distance_zero_is_a_product_of_the_first_channels():
-    """And everywhere if the phase is 0, as the paper says of its definition 3.1."""
-    layer, tokens = layer_of("tapa")
+def test_grape_aps_sums_are_those_of_x_transformers():
+    """Those are over the tokens from the key's to that before the query's."""
     q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
-    A = layer.amplitude
-    amplitude = q[..., :A] @ k[..., :A].mT * A**-0.5
-    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
-    assert not torch.allclose(found, amplitude)
-    diagonals = (x.diagonal(dim1=-2, dim2=-1) for x in (found, amplitude))
-    torch.testing.assert_close(*diagonals, atol=1e-12, rtol=0)
-    k[..., A:] = 0
-    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
-    torch.testing.assert_close(found, amplitude, atol=1e-12, rtol=0)
+    theirs = x_transformers.PerRowDataDependentAlibi(32, heads=4, dim_head=8)
+    theirs.to_forget_gates.register_forward_hook(lambda *_: (q, k.roll(-1, dims=2)))
+    expected = theirs(torch.zeros(2, 17, 32))
+    slots = torch.arange(17)
+    bias = PathIntegral(q * theirs.scale, k, torch.ones(4), slots, None).dense(torch.float64)
+    torch.testing.assert_close(bias.tril(), expected.tril(), **TIGHT)
 
 
 def pairs_side_by_side(weight, heads):

@@ -85,24 +85,20 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     if config.scalable_softmax:
         visible = {w: visible_keys(w or config.sliding_window, batch, index) for w in visible}
     positions, cached_indices = _coordinates(model, batch, call, index)
-    x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
-    if shard is not None:  # local: the tokens of this process
-        x_BTC, positions, local_positions, real, slots = shard.own(x_BTC, positions, real, slots)
+    x_BTC, real, slots = batch.x_BTC, batch.real, batch.slots
+    if shard is not None:  # the tokens of this process
+        x_BTC, _, positions, real, slots = shard.own(x_BTC, positions, real, slots)
         kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
         part = shard.part(batch.x_BTC.shape[1])
         visible = {key: None if n is None else n[:, part] for key, n in visible.items()}
-    x_BTC, states, biases = position(x_BTC, local_positions, positions, count)
+    x_BTC, states, biases = position(x_BTC, positions, count)
     if config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
         backends.check_flash(batch, call.position_ids, positions.key, bias)
     if cached_indices is not None:  # after all checks
         indices.keep_indices(batch.cache, model.indices_layer, cached_indices, x_BTC.shape[1])
-    sum_before = None if shard is None else shard.sum_before
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
-    tokens = [
-        Tokens(local_positions, bias, real, slots, batch.documents, seen, sum_before)
-        for bias in biases
-    ]
+    tokens = [Tokens(positions, bias, real, slots, batch.documents, seen) for bias in biases]
     applied = [*zip(windows, tokens, strict=True)] * R
     return Inputs(
         x_BTC,

@@ -7,14 +7,15 @@ zero.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import (
-    ALL_BACKENDS,
+    DENSE_BACKENDS,
     PositionEncoding,
     PositionModule,
     Positions,
@@ -22,11 +23,6 @@ from tape.positions.base import (
 )
 from tape.positions.sampling import SAMPLERS
 from tape.positions.scores import ScoreBias, ScoreMod, distances, lookup
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-DENSE_BACKENDS = ALL_BACKENDS - {"flash_attention_2"}
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -76,7 +72,7 @@ class SlopeBias(ScoreBias):
 class ALiBi(PositionEncoding):
     """Attention with linear biases (Press et al. 2021, arXiv 2108.12409)."""
 
-    shards = per_head = True
+    per_head = True
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
@@ -110,9 +106,16 @@ class LearnedBiasEncoding(PositionEncoding):
     """
 
     backends = DENSE_BACKENDS
-    shards = per_head = True
-    bias: type[LearnedBias] = LearnedBias
-    layers: nn.ModuleList
+    per_head = True
+    bias: ClassVar[type[LearnedBias]] = LearnedBias
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.layers = nn.ModuleList(self.make_layer() for _ in range(config.num_hidden_layers))
+
+    def make_layer(self) -> nn.Module:
+        """Makes the module of a decoder layer."""
+        raise NotImplementedError
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         return [self.bias(layer, positions) for layer in self.layers]
@@ -166,24 +169,21 @@ class T5Bias(LearnedBiasEncoding):
 
     bias = TableBias
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        if num_buckets < 2 or num_buckets % 2 or max_distance <= num_buckets // 2:
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def make_layer(self) -> nn.Module:
+        return T5Layer(self.config.num_attention_heads, self.num_buckets, self.max_distance)
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        buckets, farthest = arguments["num_buckets"], arguments["max_distance"]
+        if buckets < 2 or buckets % 2 or farthest <= buckets // 2:
             raise ValueError(
-                f"position t5: num_buckets={num_buckets} must be even and max_distance="
-                f"{max_distance} above half of it"
+                f"position t5: num_buckets={buckets} must be even and max_distance={farthest} "
+                "above half of it"
             )
-        self.layers = nn.ModuleList(
-            T5Layer(config.num_attention_heads, num_buckets, max_distance)
-            for _ in range(config.num_hidden_layers)
-        )
+        return super().configure(config, arguments)
 
 
 class FIRELayer(PositionModule):
@@ -226,23 +226,13 @@ class FIRE(LearnedBiasEncoding):
     """MLP(psi(i - j) / psi(max(|multiplier * threshold|, i))) with psi(x) = ln(|c x| + 1), an MLP
     1 -> hidden -> H with ReLU; c and multiplier are learned (Li et al. 2023, arXiv 2310.04418)."""
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        hidden: int = 32,
-        threshold: float = 512.0,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        if hidden < 1:
-            raise ValueError(f"position fire: hidden={hidden} must be at least 1")
-        if not 0 < threshold < math.inf:
-            raise ValueError(f"position fire: threshold={threshold} must be a number > 0")
-        self.layers = nn.ModuleList(
-            FIRELayer(config.num_attention_heads, hidden, threshold)
-            for _ in range(config.num_hidden_layers)
-        )
+    positive = ("hidden", "threshold")
+
+    hidden: int = 32
+    threshold: float = 512.0
+
+    def make_layer(self) -> nn.Module:
+        return FIRELayer(self.config.num_attention_heads, self.hidden, self.threshold)
 
 
 class KerpleLayer(PositionModule):
@@ -271,8 +261,5 @@ class Kerple(LearnedBiasEncoding):
     """-p_h ln(1 + a_h (i - j)) with p_h, a_h >= 0.01 learned per head and layer, the logarithmic
     kernel of Chi et al. 2022 (arXiv 2205.09921)."""
 
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        self.layers = nn.ModuleList(
-            KerpleLayer(config.num_attention_heads) for _ in range(config.num_hidden_layers)
-        )
+    def make_layer(self) -> nn.Module:
+        return KerpleLayer(self.config.num_attention_heads)

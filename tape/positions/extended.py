@@ -4,22 +4,20 @@ are mapped to trained ones (`tape.positions.pieces`)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, Positions, Tokens
+from tape.positions.base import SCORE_BACKENDS, LayerPosition, Positions, Prepared, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
-from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.scores import PairBias, ScoreBias
 
 
-class Remapped(ScoreBias):
+class Remapped(PairBias):
     """The products of queries and keys over sqrt(D), each piece with its rotations. Without queries
     and keys it is what all layers share."""
 
@@ -28,41 +26,27 @@ class Remapped(ScoreBias):
     def __init__(
         self, turns: Callable[[torch.dtype], list[Piece]], q: Tensor | None, k: Tensor | None
     ):
-        self.turns, self.q, self.k = turns, q, k
+        super().__init__(q, k)
+        self.turns = turns
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        (H, T, D), K = self.q.shape[1:], self.k.shape[1]
-        wide = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(self.q.device.type, enabled=False):
-            q, k, scores = self.q.to(wide) * D**-0.5, self.k.to(wide), None
-            for piece in self.turns(wide):
-                grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
-                found = (grouped @ apply_rotary(k, piece.key).mT).view(len(q), H, T, -1)
-                scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
-        return scores.to(dtype)
-
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        return Remapped(self.turns, to_heads(self.q), to_heads(self.k))
+    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        (H, T, D), K = q_BHTD.shape[1:], k_BKSD.shape[1]
+        q, scores = q_BHTD * D**-0.5, None
+        for piece in self.turns(q.dtype):
+            grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
+            found = (grouped @ apply_rotary(k_BKSD, piece.key).mT).view(len(q), H, T, -1)
+            scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
+        return scores
 
 
 class ExtendedLayer(LayerPosition):
     """Leaves queries and keys, cached ones too, without rotations: the scores rotate them."""
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: None,
-    ) -> tuple[Tensor, Tensor, None]:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         refuse_later_tokens("extended", tokens, self.training)
         return q_BHTD, k_BKTD, None
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
-    ) -> ScoreBias:
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
         return Remapped(tokens.bias.turns, q_BHTD, k_BKSD)
 
 
@@ -94,24 +78,19 @@ class ExtendedRoPE(RoPE):
         offset: S; by default L/3, as in the paper, or more if `factor` needs it.
     """
 
-    backends = frozenset({"eager", "sdpa"})
+    backends = SCORE_BACKENDS
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        method: str = "self_extend",
-        factor: float | None = None,
-        window: int | None = None,
-        group: int | None = None,
-        chunk: int | None = None,
-        offset: int | None = None,
-        **arguments: Any,
-    ):
+    method: str = "self_extend"
+    factor: float | None = None
+    window: int | None = None
+    group: int | None = None
+    chunk: int | None = None
+    offset: int | None = None
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        found = {"window": window, "group": group, "chunk": chunk, "offset": offset}
-        self.pieces, names = METHODS[method]
-        self.settings = {name: found[name] for name in names}
+        self.pieces, names = METHODS[self.method]
+        self.settings = {name: getattr(self, name) for name in names}
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

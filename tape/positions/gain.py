@@ -8,17 +8,12 @@ layer reads that number from its own input.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, Tokens, WideLinear
+from tape.positions.base import LayerPosition, Tokens, WideLinear, widely
 from tape.positions.rotary import RoPE, RotaryLayer
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class GainLayer(RotaryLayer):
@@ -33,19 +28,9 @@ class GainLayer(RotaryLayer):
     def reset_parameters(self) -> None:
         init.zeros_(self.gain.weight)
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: Tensor,
-        tokens: Tokens,
-        past_BKLM: None,
-    ) -> tuple[Tensor, Tensor, None]:
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            gain_BKT = 2 * self.gain(x_BTC.to(e.dtype)).sigmoid().mT
-            e = e * gain_BKT[..., None, None]
-        return *self.rotate(q_BHTD, k_BKTD, e), None
+    def rotation(self, tokens: Tokens) -> Tensor:
+        gain_BKT = 2 * widely(self.gain, tokens.x).sigmoid().mT
+        return tokens.e * gain_BKT[..., None, None]
 
 
 class RoPEGain(RoPE):

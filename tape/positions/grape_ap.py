@@ -9,20 +9,24 @@ paper in that it does not normalise p_i and rotates in the other direction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, Tokens, WideLinear
-from tape.positions.bias import DENSE_BACKENDS, ALiBi
-from tape.positions.rotary import apply_rotary
+from tape.positions.base import (
+    DENSE_BACKENDS,
+    LayerPosition,
+    Prepared,
+    Tokens,
+    WideLinear,
+    widely,
+)
+from tape.positions.bias import ALiBi
+from tape.positions.rotary import apply_rotary, waves
 from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class PathIntegral(ScoreBias):
@@ -51,13 +55,6 @@ class PathIntegral(ScoreBias):
         at_query = sums.gather(-1, self.slots[:, None].expand(*sums.shape[:2], -1, -1))
         return torch.addcmul(slopes * at_query, slopes, sums, value=-1).to(dtype)
 
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        query, key, real = to_heads(self.query), to_heads(self.key), self.real
-        if real is not None:
-            real = to_heads(real.expand(-1, self.key.shape[1], -1, -1))
-        slots = torch.arange(query.shape[2], device=query.device)
-        return PathIntegral(query, key, self.slopes[first : first + count], slots, real)
-
 
 class ProbeLayer(LayerPosition):
     """Keeps R(t) p_t of each token, and whether it is real."""
@@ -70,29 +67,17 @@ class ProbeLayer(LayerPosition):
         self.probe = WideLinear(config.hidden_size, heads * width, bias=False)
         self.extras_width = heads // config.num_key_value_heads * width + 1
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.promote_types(self.probe.weight.dtype, torch.float32)
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            p_BTHP = self.probe(x_BTC.to(wide)).unflatten(-1, (-1, self.width))
-            p_BHTP = F.rms_norm(p_BTHP, (self.width,), eps=self.eps).transpose(1, 2)
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        p_BTHP = widely(self.probe, tokens.x).unflatten(-1, (-1, self.width))
+        p_BHTP = F.rms_norm(p_BTHP, (self.width,), eps=self.eps).transpose(1, 2)
         kept_BKGTP = turned(p_BHTP, tokens.positions.query).unflatten(1, (k_BKTD.shape[1], -1))
         kept_BKTM = F.pad(kept_BKGTP.transpose(2, 3).flatten(3), (0, 1), value=1.0)
         if tokens.real is not None:
             kept_BKTM = kept_BKTM * tokens.real[:, None, tokens.slots, None]
         return q_BHTD, k_BKTD, kept_BKTM.to(k_BKTD.dtype)
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
-    ) -> ScoreBias:
-        kept_BKSM = extras_BKSM.to(torch.promote_types(extras_BKSM.dtype, torch.float32))
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
+        kept_BKSM = extras.to(torch.promote_types(extras.dtype, torch.float32))
         key, real = kept_BKSM[..., :-1], kept_BKSM[:, :1, :, -1:]
         key = key.unflatten(-1, (-1, self.width)).transpose(2, 3).flatten(1, 2)  # (B, H, S, P)
         query = turned(key.index_select(2, tokens.slots), -tokens.positions.query) / self.width
@@ -104,27 +89,23 @@ class ProbeLayer(LayerPosition):
 def turned(x_BHTP: Tensor, angle_BT: Tensor) -> Tensor:
     """Rotates all pairs of channels by one angle."""
     angle = angle_BT.to(x_BHTP.dtype)[:, None, :, None]
-    waves = torch.stack((angle.cos(), angle.sin()), dim=-2)  # (B|1, 1, T, 2, 1)
-    return apply_rotary(x_BHTP, waves.expand(*waves.shape[:-1], x_BHTP.shape[-1] // 2))
+    return apply_rotary(x_BHTP, waves(angle).expand(-1, -1, -1, -1, x_BHTP.shape[-1] // 2))
 
 
 class GrapeAP(ALiBi):
     """Adds slope_h times the sum of ln sigmoid(p_i . R(t) p_t / width) over t = j+1 .. i, with
     ALiBi's slopes, R(t) a rotation of all pairs of channels by t radians, and p the projection of x
     to `width` channels for each head, normalised to a mean square of 1. If all p are zero, it is
-    ALiBi with slopes times ln 2; if products depend on t alone, it is FoX.
-
-    Arguments of the configuration:
-        width: of p.
-    """
+    ALiBi with slopes times ln 2; if products depend on t alone, it is FoX."""
 
     backends = DENSE_BACKENDS
 
-    def __init__(self, config: PretrainedConfig, *, width: int = 8, **arguments: Any):
+    width: int = 8  # of p
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        if width < 2 or width % 2:
-            raise ValueError(f"position grape_ap: width={width} must be even and at least 2")
-        self.config, self.width = config, width
+        if self.width < 2 or self.width % 2:
+            raise ValueError(f"position grape_ap: width={self.width} must be even and at least 2")
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return ProbeLayer(self.config, self.width)

@@ -42,27 +42,20 @@ def self_extend(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]
 
 
 def rerope(i: Tensor, j: Tensor, *, window: int) -> list[Piece]:
-    return [
-        Piece(i, j),
-        Piece(torch.full_like(i, window), torch.zeros_like(j), far(i, j, window)),
-    ]
+    last = torch.full_like(i, window)
+    return [Piece(i, j), Piece(last, torch.zeros_like(j), far(i, j, window))]
 
 
 def leaky_rerope(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]:
-    return [
-        Piece(i, j),
-        Piece(i / group + window - window / group, j / group, far(i, j, window)),
-    ]
+    query = i / group + window - window / group
+    return [Piece(i, j), Piece(query, j / group, far(i, j, window))]
 
 
 def dca(i: Tensor, j: Tensor, *, window: int, chunk: int) -> list[Piece]:
     chunks = (i // chunk)[..., :, None] - (j // chunk)[..., None, :]  # from key to query
     last, i, j = torch.full_like(i, chunk + window - 1), i % chunk, j % chunk
-    return [
-        Piece(i, j),
-        Piece((i + chunk).minimum(last), j, chunks == 1),
-        Piece(last, j, chunks > 1),
-    ]
+    next_chunk = Piece((i + chunk).minimum(last), j, chunks == 1)
+    return [Piece(i, j), next_chunk, Piece(last, j, chunks > 1)]
 
 
 def string(i: Tensor, j: Tensor, *, window: int, offset: int) -> list[Piece]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PretrainedConfig
 
-from tape.validation import check_arguments, look_up
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.validation import check_arguments, check_integer, look_up
 
 
 class IndexSampler:
@@ -67,8 +65,7 @@ class ShiftSampler(IndexSampler):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         maximum = arguments.get("maximum")
         maximum = 2 * config.max_position_embeddings if maximum is None else maximum
-        if type(maximum) is not int or not 0 <= maximum < 2**31:
-            raise ValueError(f"sampler shift: maximum={maximum!r} must be an integer >= 0")
+        check_integer("sampler shift: maximum", maximum, least=0, most=2**31 - 1)
         return {"maximum": maximum}
 
     def __call__(
@@ -92,7 +89,7 @@ class SubsetSampler(IndexSampler):
     arguments = ("length", "eval_length", "seed")
     consecutive, random = False, True
 
-    def __init__(self, length: int, eval_length: int, seed: int = 0):
+    def __init__(self, length: int, eval_length: int, seed: int):
         self.length, self.eval_length, self.seed = length, eval_length, seed
         self.max_positions = length
 
@@ -103,15 +100,10 @@ class SubsetSampler(IndexSampler):
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         trained = config.max_position_embeddings
-        length, eval_length = arguments.get("length"), arguments.get("eval_length")
-        settled = {
-            "length": 4 * trained if length is None else length,
-            "eval_length": trained if eval_length is None else eval_length,
-            "seed": arguments.get("seed") or 0,
-        }
+        settled = {"length": 4 * trained, "eval_length": trained, "seed": 0}
+        settled |= {name: value for name, value in arguments.items() if value is not None}
         for name, value in settled.items():
-            if type(value) is not int:
-                raise ValueError(f"random subset positions: {name}={value!r} must be an integer")
+            check_integer(f"random subset positions: {name}", value, least=-(2**63))
         cls._check(settled["eval_length"], settled["length"])
         return settled
 
