@@ -277,7 +277,6 @@ def test_parameter_counts_of_the_papers_model(position, expected):
 WRONG = {
     "carope: theta=1 must be a number > 1": {"theta": 1},
     "cope: count=1 must be an integer >= 2": {"count": 1},
-    "fire: hidden=0 must be an integer >= 1": {"hidden": 0},
     "fire: threshold=inf must be a number > 0": {"threshold": float("inf")},
     "fope: length=3 is too short for any frequency": {"length": 3},
     "grape_ap: width=3 must be even": {"width": 3},
@@ -288,10 +287,8 @@ WRONG = {
     "relative: extent='x' must be an integer >= 1": {"extent": "x"},
     "repo: start=3 must be the number of a layer, 0 to 2": {"start": 3},
     "repo: theta='x' must be a number > 0": {"theta": "x"},
-    "t5: num_buckets=3 must be even": {"num_buckets": 3},
     "tapa: share=1 must leave both products": {"share": 1},
     "tape: init='xavir' must be 'zero' or 'xavier'": {"init": "xavir"},
-    "tape: width='H' must be an integer > 0, or": {"width": "H"},
     "xpos: centre=nan must be a number": {"centre": float("nan")},
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}

@@ -98,9 +98,9 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
         ValueError: for an unknown name or argument; lists the known ones and the nearest one.
     """
     name, given = canonical(position)
-    cls, owner = ENCODINGS[name], f"position {name}"
-    check_arguments(owner, given, cls.defaults())
-    cls.check_numbers(owner, given)
+    cls = ENCODINGS[name]
+    check_arguments(f"position encoding '{name}'", given, cls.defaults())
+    cls.check_numbers(f"position {name}", given)
     return {"name": name, **cls.configure(config, cls.defaults() | given)}
 
 
