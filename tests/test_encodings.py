@@ -91,6 +91,8 @@ STARTS = {  # the encodings as which others start, and their weights in which su
     "contextual grape_m": (SUMMED, "rope_theta"),  # if each token counts one
     "rope_gain": ({"name": "rope_gain", "theta": 500.0}, "rope_theta"),
     "tape": ({"name": "tape", "theta": 500.0}, "rope_theta"),
+    "fox": ({"name": "fox", "start": 60.0}, "nope"),
+    "wall": ({"name": "wall", "start": 60.0, "scalar": True}, "nope"),
     "bam": ("bam", "alibi"),  # the constant that it adds to distances changes no weight
 }
 

@@ -1,8 +1,6 @@
 """`tape new-encoding` in a copy of the files, and the contract of what it makes."""
 
 import importlib.util
-import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -21,7 +19,6 @@ from tape.positions import ENCODINGS
 MODULE, YAML = "tape/positions/wave.py", "config/position/wave.yaml"
 REGISTRY, LOOPS = "tape/positions/__init__.py", "tests/references.py"
 WRITTEN = [LOOPS, YAML, MODULE, REGISTRY]
-ALL = ("arithmetic", "benchmarks", "config", "scrolls", "tape", "tests", "pyproject.toml")
 
 
 def copy_files(folder, *names):
@@ -58,11 +55,9 @@ def test_a_new_encoding_trains_at_once(checkout, monkeypatch, capsys):
         command = [sys.executable, "-m", "ruff", *check, "--no-cache", "."]
         done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
-    for name, line in (
-        (REGISTRY, "from tape.positions.wave import Wave\n"),
-        (REGISTRY, '    "wave": Wave,\n}\n'),
-    ):
-        assert line in (checkout / name).read_text()
+    registry = (checkout / REGISTRY).read_text()
+    assert "from tape.positions.wave import Wave\n" in registry
+    assert '    "wave": Wave,\n}\n' in registry
 
     spec = importlib.util.spec_from_file_location("tape.positions.wave", checkout / MODULE)
     module = importlib.util.module_from_spec(spec)
@@ -110,24 +105,3 @@ def test_an_installation_is_refused(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"^error: new-encoding writes to a checkout of the repo"):
         new_encoding.main(["wave"])
     assert contents(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_the_contract_is_that_of_the_new_encoding(tmp_path):
-    """All of it holds, as the guide runs it, but the loop, which is not written."""
-    copy_files(tmp_path, *ALL)
-    command = [sys.executable, "-m", "tape.commands", "new-encoding", "wave"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    command = [sys.executable, "-m", "pytest", "tests/test_contract.py", "-k", "wave"]
-    done = subprocess.run(
-        [*command, "-rA", "--tb=line", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    found = re.findall(r"^(PASSED|FAILED) \S+::(\w+)\[.*wave", done.stdout, re.MULTILINE)
-    failed = {name for outcome, name in found if outcome == "FAILED"}
-    loops = {"test_equals_the_loops", "test_equals_the_loops_with_all_options"}
-    assert failed == loops and len({name for _, name in found}) > 9, done.stdout + done.stderr
-    assert "NotImplementedError: wave" in done.stdout

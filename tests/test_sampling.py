@@ -56,19 +56,11 @@ def test_randpe_refuses_what_it_was_not_drawn_for():
         model.evaluation_length(65),
     ):
         pass
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"eval_length": 100, "length": 50}, "eval_length"),
-        ({"eval_length": 0}, "eval_length"),
-        ({"sampler": "shift"}, r"randpe.*sampler='shift'.*'subset'"),
-    ],
-)
-def test_randpe_refuses_impossible_ranges_and_another_sampler(given, message):
-    with pytest.raises(ValueError, match=message):
-        make_config({"name": "randpe", **given})
+    for given in ({"eval_length": 100, "length": 50}, {"eval_length": 0}):
+        with pytest.raises(ValueError, match=r"eval_length=\d+ must lie in 1\.\."):
+            make_config({"name": "randpe", **given})
+    with pytest.raises(ValueError, match=r"randpe.*sampler='shift'.*'subset'"):
+        make_config({"name": "randpe", "sampler": "shift"})
 
 
 def test_generate_goes_as_far_as_positions_were_drawn():

@@ -2,8 +2,8 @@
 
 That update mixes heads with real numbers that do not depend on the frequency, and all heads start
 with the same phases. So without the average of the state, TAPE is exactly RoPE whose rotated
-queries and keys are multiplied by one real number per token and head (tests/test_gain.py). Here a
-layer reads that number from its own input.
+queries and keys are multiplied by one real number per token and head (tests/test_properties.py).
+Here a layer reads that number from its own input.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tape.validation import check_integer, is_number, look_up
+from tape.validation import check_integer, look_up
 
 
 class Piece(NamedTuple):
@@ -88,7 +88,7 @@ def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
             raise ValueError(f"{owner} takes no {name}; it takes {' and '.join(names)}")
     if factor is None:
         factor = 1 if method == "string" else 4
-    elif not (is_number(factor) and 1 <= factor <= MOST_TIMES):
+    elif not 1 <= factor <= MOST_TIMES:
         raise ValueError(f"{owner}: factor={factor!r} must be a number in 1..{MOST_TIMES:,}")
     elif found["group"] is not None or found["offset"] is not None:
         raise ValueError(f"{owner}: give factor or {names[1]}, which factor determines; not both")
