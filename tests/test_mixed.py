@@ -3,14 +3,11 @@
 import pytest
 import torch
 from conftest import composed, fields_of_llama, make_config, make_model, random_tokens
+from every_encoding import mixture
 from omegaconf import OmegaConf
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
 from tape import TapeForCausalLM
-
-
-def mixture(*pattern, **arguments):
-    return {"name": "mixed", "pattern": [*pattern], **arguments}
 
 
 @torch.no_grad()
