@@ -43,7 +43,7 @@ all_models = pytest.mark.parametrize(
 def coordinates_of(model, length):
     """What the evaluation-time sampler gives to the first tokens."""
     index = torch.arange(length)[None]
-    return model.model.position.sampler(index, index, False)[0][0].tolist()
+    return model.model.position.sampler(index, index, False, None)[0][0].tolist()
 
 
 def loops_of(model, length=11):

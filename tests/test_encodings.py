@@ -298,7 +298,7 @@ WRONG_SCALINGS = {
     "scaling='linear' must be a mapping": "linear",
     "factor=-2 must be a number > 0": {"rope_type": "linear", "factor": -2},
     "factor=0.5 must be a number >= 1": {"rope_type": "ntk", "factor": 0.5},
-    "'default' and 'proportional' rotate a part": LINEAR | {"partial_rotary_factor": 0.5},
+    "not default or proportional": LINEAR | {"partial_rotary_factor": 0.5},
     "partial_rotary_factor=1.5 must be": {"rope_type": "default", "partial_rotary_factor": 1.5},
     "=0.4 of head_dim=8 channels": {"rope_type": "default", "partial_rotary_factor": 0.4},
     "beta_slow=8 must be below beta_fast=4": YARN | {"beta_slow": 8, "beta_fast": 4},

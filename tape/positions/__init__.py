@@ -14,13 +14,7 @@ from transformers import PretrainedConfig
 from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.bam import BAM
-from tape.positions.base import (
-    LayerPosition,
-    PositionEncoding,
-    PositionModule,
-    Positions,
-    Tokens,
-)
+from tape.positions.base import LayerPosition, PositionEncoding, PositionModule, Positions, Tokens
 from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.carope import CARoPE
 from tape.positions.cope import CoPE
@@ -93,10 +87,7 @@ EXTENDABLE = ("rope", "yarn", "extended")
 
 def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[str, Any]:
     """Completes an encoding, given by name or as {"name": ..., arguments}, for a configuration.
-
-    Raises:
-        ValueError: for an unknown name or argument; lists the known ones and the nearest one.
-    """
+    Refuses unknown names and arguments."""
     name, given = canonical(position)
     cls = ENCODINGS[name]
     check_arguments(f"position encoding '{name}'", given, cls.defaults())
@@ -105,11 +96,8 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
 
 
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
-    """Replaces the saved encoding, or some of its arguments if the encoding is the same.
-
-    Raises:
-        ValueError: for an unknown name; for `extended` on an encoding that is not RoPE.
-    """
+    """Replaces the saved encoding, or some of its arguments if the encoding is the same. Refuses
+    unknown names, and `extended` on an encoding that is not RoPE."""
     name, given = canonical(position)
     kept_name, kept = (None, {}) if saved is None else canonical(saved)
     if name == "extended" and kept_name not in (None, *EXTENDABLE):

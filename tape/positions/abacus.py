@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ class Abacus(Learned):
     uniform in 0..offset, is added to the places of its digits. position_ids are not used."""
 
     reads = True
-    name: ClassVar[str] = "abacus"
+    name = "abacus"
 
     # Ids of the tokens that are digits; by default a run takes "0" to "9" from its tokenizer, and
     # without a run there are none.
@@ -78,11 +78,7 @@ class Abacus(Learned):
         """None: the table limits the digits of a number, not the tokens."""
 
     def read(
-        self,
-        input_ids: Tensor | None,
-        real: Tensor | None,
-        last: Tensor,
-        documents: Tensor | None = None,
+        self, input_ids: Tensor | None, real: Tensor | None, last: Tensor, documents: Tensor | None
     ) -> Tensor:
         if input_ids is None:
             raise ValueError(

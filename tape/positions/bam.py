@@ -34,9 +34,8 @@ class PriorLayer(PositionModule):
 class BAM(LearnedBiasEncoding):
     """-(|a_h (i - j)| + 1e-5)^b_h with a_h and b_h learned per head and layer: the logarithm of a
     generalised Gaussian. It starts as ALiBi: b = 1, and a are ALiBi's slopes. A head with b < 0
-    attends to far tokens rather than near ones. The formula and its start are those of the authors'
-    code (models/bam.py in ArthurSBianchessi/BAM, compared by hand), where the mean of the Gaussian
-    and, by default, a do not train; the paper trains a and b."""
+    attends to far tokens rather than near ones. Compared by hand with the authors' code
+    (ArthurSBianchessi/BAM), where by default a does not train; the paper trains a and b."""
 
     def make_layer(self) -> nn.Module:
         return PriorLayer(self.config.num_attention_heads)

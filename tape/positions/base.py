@@ -21,8 +21,6 @@ from tape.positions import sampling
 from tape.positions.scores import ScoreBias
 
 ALL_BACKENDS = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2"})
-DENSE_BACKENDS = ALL_BACKENDS - {"flash_attention_2"}
-SCORE_BACKENDS = frozenset({"eager", "sdpa"})  # which take whole scores in place of products
 
 
 class Positions(NamedTuple):
@@ -34,25 +32,23 @@ class Positions(NamedTuple):
 
 
 class WideLinear(nn.Linear):
-    """Linear map in the dtype of its input, whatever that of its weights (`widely`)."""
+    """Linear map in the dtype of its input, whatever that of its weights (`widen`)."""
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
-def widely(linear: WideLinear, x: Tensor) -> Tensor:
+def widen(linear: WideLinear, x: Tensor) -> Tensor:
     """Calls a linear map, or an adapter around it, in at least float32, under autocast too."""
     with torch.autocast(x.device.type, enabled=False):
         return linear(x.to(torch.promote_types(x.dtype, torch.float32)))
 
 
 class PositionModule(nn.Module):
-    """A module that initialises its own parameters and buffers.
-
-    The model calls `reset_parameters` after construction, and after loading a checkpoint for
-    tensors missing from the file. It must only use `transformers.initialization`, which skips
-    loaded tensors.
+    """A module that initialises its own parameters and buffers: the model calls `reset_parameters`
+    after construction, and after loading a checkpoint for tensors missing from the file. It must
+    only use `transformers.initialization`, which skips loaded tensors.
 
     Attributes:
         decays: names of the parameters, or of modules that hold them, that are matrices which
@@ -143,8 +139,7 @@ NUMBERS = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 class PositionEncoding(PositionModule):
-    """A positional encoding. Every method but `read` defaults to no effect: NoPE overrides
-    none.
+    """A positional encoding. Every method but `read` defaults to no effect: NoPE overrides none.
 
     The decoder calls the encoding as a module (`forward`), and so does whatever else needs its
     parameters: accelerate loads those that it keeps off the device when their module is called.
@@ -238,10 +233,8 @@ class PositionEncoding(PositionModule):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         """Completes a full set of arguments for a configuration; returns what it saves.
 
-        Override it where a default derives from the configuration (it is saved as a number, so that
-        a checkpoint records its training settings), or where a value belongs in a field of the
-        configuration that other tools read.
-        """
+        Override it where a default derives from the configuration, which a checkpoint records as a
+        number, or where a value belongs in a field of the configuration that other tools read."""
         if config.head_dim % 2:
             config.rope_parameters = None  # unused here, and transformers would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
@@ -265,11 +258,7 @@ class PositionEncoding(PositionModule):
         return self
 
     def read(
-        self,
-        input_ids: Tensor | None,
-        real: Tensor | None,
-        last: Tensor,
-        documents: Tensor | None = None,
+        self, input_ids: Tensor | None, real: Tensor | None, last: Tensor, documents: Tensor | None
     ) -> Tensor:
         """Returns the token indices of the new tokens, (B, T), at padding that of the token before.
         Called if `reads`.
@@ -285,9 +274,8 @@ class PositionEncoding(PositionModule):
     def forward(
         self, x_BTC: Tensor, positions: Positions, num_layers: int
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
-        """Returns the token embeddings (`embed`), the states that pass through the layers, several
-        if layers have different ones (`LayerPosition.entry`), and the biases of all layers
-        (`biases`)."""
+        """Returns token embeddings (`embed`), the states that pass through the layers, several if
+        layers have different ones (`LayerPosition.entry`), and biases of all layers (`biases`)."""
         states = [self.state(positions, torch.promote_types(x_BTC.dtype, torch.float32))]
         return self.embed(x_BTC, positions), states, self.biases(positions, num_layers)
 

@@ -14,15 +14,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import (
-    DENSE_BACKENDS,
-    PositionEncoding,
-    PositionModule,
-    Positions,
-    WideLinear,
-)
+from tape.positions.base import PositionEncoding, PositionModule, Positions, WideLinear
 from tape.positions.sampling import SAMPLERS
-from tape.positions.scores import ScoreBias, ScoreMod, distances, lookup
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, distances, lookup
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -37,7 +31,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 class SlopeBias(ScoreBias):
-    """-m_h (i - j). It has no parameters: all layers share one object and its dense form."""
+    """-m_h (i - j), without parameters: all layers share one object and its dense form."""
 
     def __init__(self, slopes: Tensor, positions: Positions, consecutive: bool = True):
         self.slopes, self.positions, self.consecutive = slopes, positions, consecutive
@@ -100,10 +94,8 @@ class LearnedBias(ScoreBias):
 
 
 class LearnedBiasEncoding(PositionEncoding):
-    """Encoding with one module Positions -> (B|1, H, T, S) per layer.
-
-    FlexAttention reads FIRE's dense form: computing its MLP would read each weight several times.
-    """
+    """Encoding with one module Positions -> (B|1, H, T, S) per layer. FlexAttention reads FIRE's
+    dense form: computing its MLP would read each weight several times."""
 
     backends = DENSE_BACKENDS
     per_head = True
@@ -141,11 +133,8 @@ class T5Layer(nn.Module):
 
 
 class TableBias(LearnedBias):
-    """T5's bias; FlexAttention reads it by distance.
-
-    Not by bucket: the gradients of all pairs of a bucket, of most pairs in the last one, would be
-    added to one address of a GPU's memory one after the other.
-    """
+    """T5's bias; FlexAttention reads it by distance. By bucket the gradients of all its pairs would
+    be added to one address of a GPU's memory one after the other."""
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         layer, device = self.layer, self.positions.query.device
@@ -201,8 +190,7 @@ class FIRELayer(PositionModule):
         self.multiplier = nn.Parameter(torch.empty(1))
 
     def reset_parameters(self) -> None:
-        # torch's default initialisation, as in the authors' listing: with a standard deviation of
-        # 0.02 the bias would be flat, and FIRE would start as NoPE.
+        # As in the authors' listing: with a standard deviation of 0.02 FIRE would start as NoPE.
         for linear in (self.hidden, self.output):
             bound = 1 / math.sqrt(linear.in_features)
             init.uniform_(linear.weight, -bound, bound)

@@ -11,14 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import (
-    LayerPosition,
-    PositionEncoding,
-    Prepared,
-    Tokens,
-    WideLinear,
-    widely,
-)
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
 from tape.positions.sums import PARTS, SummedRotaryLayer
 
 
@@ -37,7 +30,7 @@ class ContextRotaryLayer(SummedRotaryLayer):
         init.constant_(self.frequency.bias, math.log(math.expm1(self.ratio - 1)))
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        logit = widely(self.frequency, tokens.x).mT[..., None]  # (B, K, T, 1)
+        logit = widen(self.frequency, tokens.x).mT[..., None]  # (B, K, T, 1)
         # ln(1 + softplus), of which torch's softplus would round large ones.
         slower = torch.logaddexp(logit, torch.zeros_like(logit)).log1p()
         power = torch.arange(self.frequencies, device=logit.device, dtype=logit.dtype)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import DENSE_BACKENDS, LayerPosition, PositionEncoding, Tokens
-from tape.positions.scores import PairBias, ScoreBias, for_queries
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.scores import DENSE_BACKENDS, PairBias, ScoreBias, for_queries
 
 
 def seen_tokens(tokens: Tokens, S: int) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import SCORE_BACKENDS, LayerPosition, Positions, Prepared, Tokens
+from tape.positions.base import LayerPosition, Positions, Prepared, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
-from tape.positions.scores import PairBias, ScoreBias
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
 
 
 class Remapped(PairBias):
@@ -62,30 +62,22 @@ class ExtendedRoPE(RoPE):
                       arXiv 2402.17463)
         string        d if d < S, else d - S + W (An et al. 2024, arXiv 2410.18745)
 
-    It loads the weights of any model with RoPE, also of a Llama, whose frequencies and schedule it
-    keeps. Distances stay below the training length L in texts of up to (L - W + floor(W / G)) G
-    tokens with self_extend, (L - W) G + W with leaky_rerope (which the authors of Self-Extend give
-    for both), and L + S - W with string; at any length with rerope and dca.
-
-    Arguments of the configuration:
-        method: one of these.
-        factor: the length to reach is factor L; it determines `group` or `offset`, and is not
-            saved. By default 4, of string 1.
-        window: W; by default L/4, as the authors of Self-Extend and ReRoPE choose for Llama 2; of
-            dca L - C; of string L/16, at most 128.
-        group: G; by default the smallest that reaches `factor`, which they advise to begin with.
-        chunk: C; by default 3/4 L, as in the paper.
-        offset: S; by default L/3, as in the paper, or more if `factor` needs it.
+    It loads the weights and frequencies of any model with RoPE, also of a Llama. Distances stay
+    below the training length L in texts of up to (L - W + floor(W / G)) G tokens with self_extend,
+    (L - W) G + W with leaky_rerope, and L + S - W with string; at any length with rerope and dca.
     """
 
     backends = SCORE_BACKENDS
 
     method: str = "self_extend"
+    # The length to reach is factor L; it determines G or S, and is not saved. 4, of string 1.
     factor: float | None = None
+    # W; by default L/4, as the authors of Self-Extend and ReRoPE choose for Llama 2; of dca L - C;
+    # of string L/16, at most 128.
     window: int | None = None
-    group: int | None = None
-    chunk: int | None = None
-    offset: int | None = None
+    group: int | None = None  # G; by default the smallest that reaches `factor`
+    chunk: int | None = None  # C; by default 3/4 L, as in the paper
+    offset: int | None = None  # S; by default L/3, as in the paper, or more if `factor` needs it
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)

@@ -29,9 +29,8 @@ class FoPE(RoPE):
     """Multiplies pair m of queries and keys, as a complex number, by sum_f (1[f = m] + a_fm)
     cos(p w_f) + i sum_f (1[f = m] + b_fm) sin(p w_f), where w are RoPE's frequencies from 2 pi /
     length on; pairs with lower ones do not turn. a and b belong to key/value heads, and all layers
-    share them, as in vLLM's form. The formula is the paper's, and was compared by hand with vLLM's
-    and with the published code: there the sine of a pair that does not turn is 1, not 0, and the
-    latter divides the coefficients of a pair by their sum."""
+    share them. Compared by hand with vLLM's form and the published code, where the sine of a pair
+    that does not turn is 1, not 0; the latter divides a pair's coefficients by their sum."""
 
     per_head = True
     positive = ("length", "gain")

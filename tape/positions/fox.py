@@ -9,16 +9,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import (
-    DENSE_BACKENDS,
-    LayerPosition,
-    PositionEncoding,
-    Prepared,
-    Tokens,
-    WideLinear,
-    widely,
-)
-from tape.positions.scores import ScoreBias, ScoreMod, SumOfBiases, lookup
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, SumOfBiases, lookup
 from tape.positions.sums import PARTS, join_sums, running_sums, split_sums
 
 # Sums are counted in units of so many nats: float16 ends at 65,504, and a key's extras at 2^24 nats
@@ -55,7 +47,7 @@ class ForgetLayer(LayerPosition):
         init.constant_(self.gate.bias, self.start)
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        steps_BTH = F.logsigmoid(widely(self.gate, tokens.x)) / UNIT
+        steps_BTH = F.logsigmoid(widen(self.gate, tokens.x)) / UNIT
         steps_BKTG = steps_BTH.unflatten(-1, (k_BKTD.shape[1], -1)).transpose(1, 2)  # G = H / K
         return q_BHTD, k_BKTD, split_sums(running_sums(steps_BKTG, tokens), k_BKTD.dtype)
 

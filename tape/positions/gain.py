@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, Tokens, WideLinear, widely
+from tape.positions.base import LayerPosition, Tokens, WideLinear, widen
 from tape.positions.rotary import RoPE, RotaryLayer
 
 
@@ -29,16 +29,13 @@ class GainLayer(RotaryLayer):
         init.zeros_(self.gain.weight)
 
     def rotation(self, tokens: Tokens) -> Tensor:
-        gain_BKT = 2 * widely(self.gain, tokens.x).sigmoid().mT
+        gain_BKT = 2 * widen(self.gain, tokens.x).sigmoid().mT
         return tokens.e * gain_BKT[..., None, None]
 
 
 class RoPEGain(RoPE):
     """RoPE whose queries and keys are multiplied by 2 sigmoid(w_h . x), one number per token and
-    key/value head, which is 1 at first. The control for what TAPE's phases are worth.
-
-    Arguments of the configuration: those of RoPE.
-    """
+    key/value head, which is 1 at first. The control for what TAPE's phases are worth."""
 
     per_head = True
 

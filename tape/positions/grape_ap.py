@@ -1,10 +1,9 @@
 """Path-integral additive GRAPE: decay that depends on the query and on every token between it and
 the key (Zhang et al. 2026, arXiv 2512.07805, section 5).
 
-The sums were compared with x-transformers' PerRowDataDependentAlibi, which has neither rotations
-nor slopes and sums over t = j .. i-1; rotations, norms and slopes are re-derived from the paper.
-The authors' decoder (model-architectures/GRAPE, model/llama-mha-grape-a-pi.py) differs from the
-paper in that it does not normalise p_i and rotates in the other direction.
+The sums equal those of x-transformers' PerRowDataDependentAlibi; rotations, norms and slopes are
+re-derived from the paper. The authors' decoder (model-architectures/GRAPE,
+model/llama-mha-grape-a-pi.py) does not normalise p_i, and rotates in the other direction.
 """
 
 from __future__ import annotations
@@ -16,29 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import (
-    DENSE_BACKENDS,
-    LayerPosition,
-    Prepared,
-    Tokens,
-    WideLinear,
-    widely,
-)
+from tape.positions.base import LayerPosition, Prepared, Tokens, WideLinear, widen
 from tape.positions.bias import ALiBi
 from tape.positions.rotary import apply_rotary, waves
-from tape.positions.scores import ScoreBias
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias
 
 
 class PathIntegral(ScoreBias):
-    """The sum of slope_h ln sigmoid(q_i . k_t) over the real tokens t = j+1 .. i.
-
-    Args:
-        query: q, (B, H, T, P).
-        key: k of all tokens, (B, H, S, P).
-        slopes: (H,).
-        slots: of the queries, (T,).
-        real: (B, 1, S, 1) zero at padding and otherwise one, or None without padding.
-    """
+    """The sum of slope_h ln sigmoid(q_i . k_t) over the real tokens t = j+1 .. i, for q (B, H, T,
+    P), k (B, H, S, P), and `real` (B, 1, S, 1), zero at padding, or None without padding."""
 
     def __init__(
         self, query: Tensor, key: Tensor, slopes: Tensor, slots: Tensor, real: Tensor | None
@@ -68,7 +53,7 @@ class ProbeLayer(LayerPosition):
         self.extras_width = heads // config.num_key_value_heads * width + 1
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        p_BTHP = widely(self.probe, tokens.x).unflatten(-1, (-1, self.width))
+        p_BTHP = widen(self.probe, tokens.x).unflatten(-1, (-1, self.width))
         p_BHTP = F.rms_norm(p_BTHP, (self.width,), eps=self.eps).transpose(1, 2)
         kept_BKGTP = turned(p_BHTP, tokens.positions.query).unflatten(1, (k_BKTD.shape[1], -1))
         kept_BKTM = F.pad(kept_BKGTP.transpose(2, 3).flatten(3), (0, 1), value=1.0)

@@ -1,9 +1,8 @@
 """Multiplicative GRAPE: RoPE with learned frequencies, and its contextual form (Zhang et al. 2026,
 arXiv 2512.07805).
 
-Re-derived by hand from the paper and from the authors' two decoders (model-architectures/GRAPE,
-model/llama-mha-grape-m-nonctx.py and -ctx.py), which rotate in the other direction: scores are the
-same up to the order of channels.
+Re-derived by hand from the paper and the authors' decoders (model-architectures/GRAPE,
+model/llama-mha-grape-m-*.py), which rotate in the other direction.
 """
 
 from __future__ import annotations
@@ -17,14 +16,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import (
-    LayerPosition,
-    PositionEncoding,
-    Prepared,
-    Tokens,
-    WideLinear,
-    widely,
-)
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
 from tape.positions.rotary import RotaryLayer, waves
 from tape.positions.schedules import frequencies_of, plain_theta
 from tape.positions.sums import PARTS, running_sums, split_sums
@@ -75,7 +67,7 @@ class ContextualLayer(FrequencyLayer):
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         # Softplus, whose own gradient has strides that break graphs of torch.compile.
-        steps_BTK = -F.logsigmoid(-widely(self.scale, tokens.x)) / UNIT
+        steps_BTK = -F.logsigmoid(-widen(self.scale, tokens.x)) / UNIT
         steps_BKT1 = steps_BTK.mT[..., None].expand(-1, k_BKTD.shape[1], -1, -1)
         sums_BKT1 = running_sums(steps_BKT1, tokens)
         rows = len(self.log_ratio)

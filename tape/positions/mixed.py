@@ -85,11 +85,7 @@ class Mixed(PositionEncoding):
 
 
 def checked(entry: str | Mapping[str, Any]) -> Entry:
-    """Returns an entry with its name in full.
-
-    Raises:
-        ValueError: for an encoding that cannot be a part.
-    """
+    """Returns an entry with its name in full; refuses an encoding that cannot be a part."""
     name, given = positions.canonical(entry)
     cls = positions.ENCODINGS[name]
     if given.get("window") is not None:

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from tape.positions.base import SCORE_BACKENDS, LayerPosition, PositionEncoding, Prepared, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.convolution import Convolution
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.scores import PairBias, ScoreBias
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
 
 CHUNK = 64  # tokens whose maps are multiplied out in one triangular solve
 

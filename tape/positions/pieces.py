@@ -1,13 +1,10 @@
 """Maps of distances between tokens to those that a model was trained on, piece by piece, and their
 settings: the methods of `tape.positions.extended`.
 
-They are those of the papers, which were compared by hand with the authors' code:
-datamllab/LongLM (self_extend_patch/Llama.py), bojone/rerope (rerope_patch.py,
-leaky_rerope_patch.py), HKUNLP/ChunkLlama (chunkllama_attn_replace.py) and STRING
-(string_for_llama.py). They differ from it in these places: queries are not multiplied by
-max(1, log_L(i + 1)), as in both patches of bojone/rerope, nor cosines and sines by 0.1 ln 2 + 1, as
-in STRING's; Self-Extend's shift is W - floor(W / G), not W - W / G; and dca's largest distance is
-C + W - 1, not C + W.
+They are those of the papers, compared by hand with the authors' code: datamllab/LongLM,
+bojone/rerope, HKUNLP/ChunkLlama and STRING. They differ from it in that queries are not multiplied
+by max(1, log_L(i + 1)) (rerope), nor cosines and sines by 0.1 ln 2 + 1 (STRING); Self-Extend's
+shift is W - floor(W / G), not W - W / G; and dca's largest distance is C + W - 1, not C + W.
 """
 
 from __future__ import annotations
@@ -76,10 +73,7 @@ MOST_TIMES = 1_000_000  # the trained length
 
 def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
     """Returns the settings of a method at training length L, with defaults (`ExtendedRoPE`).
-
-    Raises:
-        ValueError: for settings of other methods, or out of bounds.
-    """
+    Refuses settings of other methods, or out of bounds."""
     method, factor = given["method"], given["factor"]
     _, names = look_up("method of position extended", method, METHODS)
     found, owner = {name: given[name] for name in SETTINGS}, f"position extended, method {method}"

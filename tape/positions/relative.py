@@ -10,15 +10,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import (
-    DENSE_BACKENDS,
-    LayerPosition,
-    PositionEncoding,
-    Tokens,
-    WideLinear,
-    widely,
-)
-from tape.positions.scores import ScoreBias, distances
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear, widen
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias, distances
 
 
 class ProfileBias(ScoreBias):
@@ -52,7 +45,7 @@ class ProfileLayer(LayerPosition):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Returns the profiles of the queries, (B, H, T, E)."""
-        r = widely(self.reader, x_BTC).unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
+        r = widen(self.reader, x_BTC).unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
         with torch.autocast(x_BTC.device.type, enabled=False):
             return r @ self.profiles.to(r.dtype)
 

@@ -1,9 +1,8 @@
 """RePo: positions that a small network reads from the text (Li et al. 2025, arXiv 2512.14391).
 
-Re-derived by hand from the paper and from the authors' decoder (SakanaAI/repo, Olmo2Attention with
-`swigluex_multihead`). The input of the network is normalised here; theirs is not, because OLMo 2
-normalises after attention. Their gradual change from indices to positions in fine-tuning is not
-part of it.
+Re-derived by hand from the paper and the authors' decoder (SakanaAI/repo, Olmo2Attention with
+`swigluex_multihead`), whose input is not normalised: OLMo 2 normalises after attention. Their
+gradual change from indices to positions in fine-tuning is not part of it.
 """
 
 from __future__ import annotations
@@ -15,42 +14,39 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear, widely
+from tape.positions.base import (
+    LayerPosition,
+    PositionEncoding,
+    Positions,
+    Tokens,
+    WideLinear,
+    widen,
+)
 from tape.positions.rotary import RotaryLayer, waves
 from tape.positions.schedules import frequencies_of, plain_theta
 
 
-class IndexedLayer(RotaryLayer):
-    """RoPE."""
-
-    def __init__(self, config: PretrainedConfig, theta: float):
-        super().__init__()
-        self.theta, self.frequencies = theta, config.head_dim // 2
-
-    def rotation(self, tokens: Tokens) -> Tensor:
-        place_BKT = self.places(tokens)
-        return waves(place_BKT[..., None] * frequencies_of(self.theta, self.frequencies, place_BKT))
-
-    def places(self, tokens: Tokens) -> Tensor:
-        """Returns the places of the tokens, (B|1, K|1, T), in at least float32."""
-        wide = torch.promote_types(tokens.x.dtype, torch.float32)
-        return tokens.positions.query[:, None].to(wide)
+def state_at(place_BKT: Tensor, theta: float, head_dim: int) -> Tensor:
+    """Returns RoPE's state at these places, (B|1, K|1, T, 2, F)."""
+    return waves(place_BKT[..., None] * frequencies_of(theta, head_dim // 2, place_BKT))
 
 
-class PlacedLayer(IndexedLayer):
+class PlacedLayer(RotaryLayer):
     """RoPE at the places W3 (SiLU(W1 x) * W2 x), one per token and key/value head."""
 
     decays = ("gate", "up", "down")
 
     def __init__(self, config: PretrainedConfig, theta: float, width: int):
-        super().__init__(config, theta)
+        super().__init__()
+        self.theta, self.head_dim = theta, config.head_dim
         self.gate = WideLinear(config.hidden_size, width, bias=False)
         self.up = WideLinear(config.hidden_size, width, bias=False)
         self.down = WideLinear(width, config.num_key_value_heads, bias=False)
 
-    def places(self, tokens: Tokens) -> Tensor:
-        gate = F.silu(widely(self.gate, tokens.x))
-        return widely(self.down, gate * widely(self.up, tokens.x)).mT
+    def rotation(self, tokens: Tokens) -> Tensor:
+        gate = F.silu(widen(self.gate, tokens.x))
+        place_BKT = widen(self.down, gate * widen(self.up, tokens.x)).mT
+        return state_at(place_BKT, self.theta, self.head_dim)
 
 
 class RePo(PositionEncoding):
@@ -80,7 +76,11 @@ class RePo(PositionEncoding):
         found = {"theta": theta, "start": start, "width": width}
         return super().configure(config, arguments | found)
 
+    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        place_BKT = positions.query[:, None].to(dtype)
+        return state_at(place_BKT, self.theta, self.config.head_dim)
+
     def layer(self, layer_idx: int) -> LayerPosition:
         if layer_idx < self.start:
-            return IndexedLayer(self.config, self.theta)
+            return RotaryLayer()
         return PlacedLayer(self.config, self.theta, self.width)

@@ -1,8 +1,7 @@
 """RoPE, and RoPE with the YaRN schedule.
 
-The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and frequency, each a
-contiguous block of F. Frequencies come from `config.rope_parameters`, where all Hugging Face tools
-look for them; `theta` and `scaling` are moved there.
+The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and frequency. `theta` and
+`scaling` are moved to `config.rope_parameters`, where Hugging Face tools look for them.
 """
 
 from __future__ import annotations

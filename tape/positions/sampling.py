@@ -18,6 +18,10 @@ from transformers import PretrainedConfig
 
 from tape.validation import check_arguments, check_integer, look_up
 
+# Coordinates of queries and keys, and their extent: the number that all are below, None if it is
+# not known without reading them.
+Draw = tuple[Tensor, Tensor, int | None]
+
 
 class IndexSampler:
     """Coordinates equal indices."""
@@ -32,15 +36,8 @@ class IndexSampler:
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
 
-    def __call__(
-        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
-    ) -> tuple[Tensor, Tensor, int | None]:
-        """Returns coordinates of queries (B|1, T) and keys (B|1, S) under one draw, and their
-        extent, the number that all are below; None if it is not known without reading them.
-
-        Args:
-            extent: of the indices.
-        """
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
+        """Returns the coordinates of queries (B|1, T) and keys (B|1, S) with these indices."""
         return query, key, extent
 
     @contextmanager
@@ -50,10 +47,8 @@ class IndexSampler:
 
 
 class ShiftSampler(IndexSampler):
-    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates.
-
-    TAPE's training recipe (arXiv 2501.00712), which sets `maximum` to twice the training length.
-    """
+    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates, by
+    default twice the training length as in TAPE's recipe (arXiv 2501.00712)."""
 
     arguments = ("maximum",)
     random = True
@@ -68,9 +63,7 @@ class ShiftSampler(IndexSampler):
         check_integer("sampler shift: maximum", maximum, least=0, most=2**31 - 1)
         return {"maximum": maximum}
 
-    def __call__(
-        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
-    ) -> tuple[Tensor, Tensor, int | None]:
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
             return query, key, extent
         origin = torch.randint(self.maximum + 1, (), device=query.device)
@@ -116,9 +109,7 @@ class SubsetSampler(IndexSampler):
                 f"`length` of at least {eval_length}"
             )
 
-    def __call__(
-        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
-    ) -> tuple[Tensor, Tensor, int | None]:
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if training:
             draw = self._random_subset(query, key, extent)
         else:

@@ -62,11 +62,7 @@ def settled(
     config: PretrainedConfig, theta: float | None, scaling: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Returns the `rope_parameters` for `theta` and `scaling`, which default to those of the
-    configuration.
-
-    Raises:
-        ValueError: for an unknown schedule, and for arguments that are missing or out of bounds.
-    """
+    configuration. Refuses unknown schedules, and arguments that are missing or out of bounds."""
     if not isinstance(scaling, Mapping | None):
         raise ValueError(
             f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
@@ -107,19 +103,17 @@ def _check_schedule(scaling: Mapping[str, Any], D: int) -> None:
     right = isinstance(factors, list | tuple) and len(factors) == D // 2
     right = right and all(is_number(x) and x >= 1 for x in factors)
     missing = [name for name in REQUIRED[rope_type] if scaling.get(name) is None]
-    part = f"partial_rotary_factor={share}"
+    part, kind = f"partial_rotary_factor={share}", f"rope_type={rope_type!r}"
+    odd = rope_type == "default" and int(D * (share or 1)) % 2
+    whole = rope_type not in ("default", "proportional")
     refusals = [
         (
-            share not in (None, 1.0) and rope_type not in ("default", "proportional"),
-            f"{part} with rope_type={rope_type!r}: only 'default' and 'proportional' rotate a part "
-            "of a head",
+            whole and share not in (None, 1.0),
+            f"{part} with {kind}, not default or proportional",
         ),
         ((share or 0) > 1, f"{part} must be a number in (0, 1]"),
-        (
-            rope_type == "default" and int(D * (share or 1)) % 2,
-            f"{part} of head_dim={D} channels must be an even number of channels",
-        ),
-        (missing, f"scaling with rope_type={rope_type!r} also needs {', '.join(missing)}"),
+        (odd, f"{part} of head_dim={D} channels must be an even number of channels"),
+        (missing, f"scaling with {kind} also needs {', '.join(missing)}"),
         (
             rope_type == "longrope" and not right,
             f"long_factor={factors!r} must be a list of {D // 2} numbers >= 1, one for each "
@@ -139,10 +133,7 @@ def _check_schedule(scaling: Mapping[str, Any], D: int) -> None:
 
 def yarn(current: Mapping[str, Any]) -> dict[str, Any]:
     """Returns YaRN's schedule: that of the current `rope_parameters`, or else the default one.
-
-    Raises:
-        ValueError: for frequencies with another schedule, which YaRN would replace.
-    """
+    Refuses frequencies with another schedule, which YaRN would replace."""
     schedule, share = current.get("rope_type", "default"), current.get("partial_rotary_factor")
     if schedule not in ("default", "yarn") or share not in (None, 1.0):
         partial = "" if share is None else f" and partial_rotary_factor={share}"
@@ -157,13 +148,8 @@ def yarn(current: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_theta(config: PretrainedConfig, owner: str, theta: float | None) -> float:
-    """Returns the base of frequencies theta^(-2f/D) without a schedule, by default that of the
-    configuration.
-
-    Raises:
-        ValueError: for a configuration with a schedule and no `theta`, and for heads with an odd
-            number of channels.
-    """
+    """Returns the base of frequencies theta^(-2f/D), by default that of the configuration. Refuses
+    a configuration with a schedule and no `theta`, and heads with an odd number of channels."""
     rope = config.rope_parameters or {}
     if theta is None and (kind := rope.get("rope_type", "default")) != "default":
         raise ValueError(f"{owner} on frequencies with rope_type={kind!r}: it has none; give theta")

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import SCORE_BACKENDS, LayerPosition, PositionEncoding, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.cope import seen_tokens
-from tape.positions.scores import PairBias, ScoreBias, for_queries
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
 
 
 class StickScores(PairBias):

@@ -8,14 +8,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import (
-    SCORE_BACKENDS,
-    LayerPosition,
-    PositionEncoding,
-    Positions,
-    Tokens,
-)
-from tape.positions.scores import PairBias, ScoreBias, for_queries
+from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
 
 
 class PhaseScores(PairBias):

@@ -28,10 +28,8 @@ from tape.positions.rotary import RoPE, RotaryLayer, YaRN
 
 
 class StateMap(PositionModule):
-    """Linear map on one axis of the state, or one each for the cosine and the sine part.
-
-    Initialised with zeros, normally with standard deviation `std`, or uniformly up to `bound`.
-    """
+    """Linear map on one axis of the state, or one each for the cosine and the sine part, at first
+    normal with standard deviation `std`, or uniform as Xavier's."""
 
     def __init__(
         self, parts: int, inputs: int, outputs: int, std: float = 0.0, xavier: bool = False
@@ -54,12 +52,8 @@ class StateMap(PositionModule):
 
 
 # (tensorial, equivariant): order of the axes B, H, T, part, F of the state.
-ORDERS = {
-    (True, True): (0, 2, 1, 3, 4),
-    (True, False): (3, 0, 2, 1, 4),
-    (False, True): (0, 2, 4, 1, 3),
-    (False, False): (3, 0, 2, 1, 4),
-}
+ORDERS = {(True, True): (0, 2, 1, 3, 4), (False, True): (0, 2, 4, 1, 3)}
+ORDERS |= dict.fromkeys([(True, False), (False, False)], (3, 0, 2, 1, 4))
 
 
 class TapeLayer(RotaryLayer):
@@ -133,13 +127,8 @@ class TapeLayer(RotaryLayer):
 
 
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
-    """Computes state + maps @ x in one pass over memory.
-
-    Args:
-        state: (.., B T, M, N).
-        maps: (M, L) or (2, M, L).
-        x: (.., B T, L, N).
-    """
+    """Computes state (.., B T, M, N) + maps ((2,) M, L) @ x (.., B T, L, N) in one pass over
+    memory."""
     if maps.ndim == 2:
         return torch.baddbmm(state, maps.expand(len(state), -1, -1), x)
     # baddbmm would copy two expanded sets of maps for each token.

@@ -1,8 +1,6 @@
 """Wall attention: a decay for each channel of the products, which depends on the text (Averbuch and
-Pai, Tilde Research, in flash-linear-attention, fla/layers/wall_attn.py).
-
-Re-derived by hand from the eager reference there (fla/ops/wall_attn/naive.py).
-"""
+Pai, Tilde Research), re-derived by hand from the eager reference in flash-linear-attention
+(fla/ops/wall_attn/naive.py)."""
 
 from __future__ import annotations
 
@@ -12,30 +10,19 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import (
-    SCORE_BACKENDS,
-    LayerPosition,
-    PositionEncoding,
-    Prepared,
-    Tokens,
-    WideLinear,
-    widely,
-)
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.scores import PairBias, ScoreBias, for_queries
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
 
 LEVELS = 6  # blocks of one token are joined in pairs so often, to chunks of 64 tokens
 
 
 def within(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     """Returns sum_n q_in k_jn times the decays of channel n at the tokens after j up to i, for
-    tokens with queries, keys and decays in 0..1, all (.., T, D).
-
-    Queries decay back to the start of their block and keys on to the end of theirs, and blocks meet
-    in one product of matrices. All factors are at most 1: nothing overflows, and what becomes zero
-    is zero in the scores, too.
-    """
+    queries, keys and decays in 0..1, all (.., T, D). Queries decay back to the start of their block
+    and keys on to the end of theirs, and blocks meet in one product of matrices. All factors are at
+    most 1: nothing overflows, and what becomes zero is zero in the scores, too."""
     levels = min(LEVELS, (q.shape[-2] - 1).bit_length())
     T, L = q.shape[-2], 2**levels
     q, k = (F.pad(x, (0, 0, 0, -T % L))[..., None, :] for x in (q, k))  # (.., m, 1, D)
@@ -97,7 +84,7 @@ class WallLayer(LayerPosition):
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         refuse_later_tokens("wall", tokens, self.training)
-        steps_BTN = F.logsigmoid(widely(self.gate, tokens.x))
+        steps_BTN = F.logsigmoid(widen(self.gate, tokens.x))
         if tokens.real is not None:  # nothing decays at padding
             steps_BTN = steps_BTN * tokens.real[:, tokens.slots, None]
         kept = steps_BTN.unflatten(-1, (k_BKTD.shape[1], -1)).transpose(1, 2).to(k_BKTD.dtype)

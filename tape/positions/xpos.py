@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,12 @@ class XPos(RoPE):
     """RoPE with exponential decay (Sun et al. 2022, arXiv 2212.10554): queries are multiplied by
     zeta_f^((p - centre) / scale_base) and keys divided by it, zeta_f = (2f + 0.4 D) / (1.4 D).
 
-    `centre` (by default half the training length) cancels in exact arithmetic; it is constant
-    because keys are cached with their scale. Positions so far from it that a scaled key could
-    overflow are refused: with the default `scale_base`, more than 12,463 in float16 and 139,370 in
-    bfloat16 and float32.
+    `centre` (by default half the training length) cancels in exact arithmetic. Positions so far
+    from it that a cached key could overflow are refused: with the default `scale_base`, more than
+    12,463 in float16 and 139,370 in bfloat16 and float32.
     """
 
-    HEADROOM: ClassVar[float] = 32.0  # bound on the entries of a key before scaling
+    HEADROOM = 32.0  # bound on the entries of a key before scaling
     positive = ("scale_base",)
 
     centre: float | None = None
@@ -32,11 +31,8 @@ class XPos(RoPE):
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        D = config.head_dim
-        with torch.device("cpu"):
-            self.register_constant(
-                "log_zeta", ((torch.arange(0, D, 2).float() + 0.4 * D) / (1.4 * D)).log()
-            )
+        D, even = config.head_dim, torch.arange(0, config.head_dim, 2, device="cpu").float()
+        self.register_constant("log_zeta", ((even + 0.4 * D) / (1.4 * D)).log())
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
