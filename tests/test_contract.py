@@ -108,19 +108,25 @@ MODES = {
     "documents": {"rows": ("aaaabcccccc", "a" * 11, "aabbbbbbbbb")},
     "documents-padded": {"rows": (".aaa.a.bcc..ccc.", "." + "a" * 14 + ".", ".aabb.b..bbbbbb.")},
     "documents-4-D": {"rows": ("aaaaaabbbbbb", "aaabbbbccccc"), "given": ("4-D",)},
+    "documents-additive": {"rows": ("aaaaaabbbbbb", "aaabbbbccccc"), "given": ("additive",)},
     **{how: {"rows": LEFT, "generate": how} for how in GENERATIONS},
 }
+
+
+# Modes in which every option of the decoder is on.
+WITH_OPTIONS = ("right", "between", "pieces-static", "documents-padded", "documents-additive")
+WITH_OPTIONS += ("beams", "static-chunks")
 
 
 @all_models
 @pytest.mark.parametrize("mode", MODES)
 def test_as_alone(position, kernel, mode):
-    """In a batch, padded, from caches, in documents, in text that is generated."""
+    """Padded, from caches, in documents, in text that is generated."""
     changes = {"num_hidden_layers": 3, "num_key_value_heads": 2 if position in GROUPED else 4}
-    if mode == "documents-padded":
-        changes["sliding_window"] = 3
-    reads_ids = position not in COUNTED
-    if not (reads_ids and mode in ("documents-4-D", "embeddings")):
+    if mode in WITH_OPTIONS:
+        changes = all_options(position)
+    of_counted = ("documents-4-D", "documents-additive", "embeddings")  # others read the ids
+    if position in COUNTED or mode not in of_counted:
         check(Case(position, kernel=kernel, changes=changes, **MODES[mode]))
 
 

@@ -14,13 +14,11 @@ from conftest import (
     make_model,
     random_tokens,
 )
-from torch._subclasses import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tape import TapeConfig, TapeForCausalLM
-from tape.positions import Positions
 from tape.positions.bias import alibi_slopes, t5_bucket
 
 
@@ -31,10 +29,9 @@ def llama_and_ours(position="rope", **changes):
     return llama, ours
 
 
-@pytest.mark.parametrize("heads", [4, 2, 1])
 @pytest.mark.parametrize("position", ["rope", "rope_linear", "rope_llama3", "yarn"])
-def test_rope_is_the_librarys_llama(position, heads):
-    llama, config = llama_and_ours(position, num_key_value_heads=heads)
+def test_rope_is_the_librarys_llama(position):
+    llama, config = llama_and_ours(position, num_key_value_heads=2)
     model = TapeForCausalLM(config).eval()
     assert list(model.state_dict()) == list(llama.state_dict())
     model.load_state_dict(llama.state_dict())
@@ -236,41 +233,10 @@ def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at(dtype, centre, 
         model.float()(**inputs)
 
 
-def test_xpos_counts_slots_where_a_look_at_positions_would_wait():
-    embed = make_model("xpos").model.position.embed
-    with FakeTensorMode():  # a GPU's tensors, without values
-        x, query = torch.empty(1, 4, 32, device="cuda"), torch.empty(1, 4, device="cuda")
-        slots = Positions(query, torch.empty(1, 20_000, device="cuda"))
-        embed(x, slots)
-        with pytest.raises(ValueError, match=r"torch\.float16 at positions 0 to 19999"):
-            embed(x.half(), slots)
-
-
-def test_fire_stays_finite_at_its_extremes():
-    model = make_model("fire")
-    layer = model.model.position.layers[0]
-    with torch.no_grad():
-        layer.scale.zero_()
-        layer.multiplier.zero_()
-    index = torch.arange(9)[None]
-    bias = layer(Positions(index, index))
-    assert bias.isfinite().all()
-    bias.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
-
-
-@pytest.mark.parametrize(
-    ("position", "expected"),
-    [("rope", 162_417_408), ("fire", 162_422_808), ("t5", 162_422_016), ("tape", 162_837_168)],
-)
+@pytest.mark.parametrize(("position", "expected"), [("rope", 162_417_408), ("tape", 162_837_168)])
 def test_parameter_counts_of_the_papers_model(position, expected):
-    shape = {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "vocab_size": 32_000,
-    }
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
+    shape |= {"num_attention_heads": 12, "vocab_size": 32_000}
     with torch.device("meta"):
         model = TapeForCausalLM(TapeConfig(**shape, position=position))
     assert model.num_parameters() == expected

@@ -5,9 +5,7 @@ import copy
 import pytest
 import references
 import torch
-from cases import Case, check
 from conftest import (
-    CACHES,
     VOCABULARY,
     fields_of_llama,
     left_padded,
@@ -84,17 +82,6 @@ def test_scalable_softmax_with_a_length_equals_the_loops(position):
     tokens = random_tokens(1, 9)
     expected = references.decoder(model.state_dict(), model.config, tokens[0].tolist())
     torch.testing.assert_close(model(tokens).logits[0], expected, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.parametrize("position", ["rope", "tape", "fire", "path"])
-@pytest.mark.parametrize("form", [True, {"length": 4}])
-@pytest.mark.parametrize("kind", CACHES)
-def test_scalable_softmax_counts_cached_keys(position, kind, form):
-    """Of those that are real and in the window."""
-    for window in (None, 5):
-        changes = {"scalable_softmax": form, "sliding_window": window}
-        rows = ("aaaaaaaaaaaaaaa", "....aaaaaaaaaaa")
-        check(Case(position, rows, calls=(1, 4, 7, 3), cache=kind, changes=changes))
 
 
 WRONG = [

@@ -63,19 +63,6 @@ def test_randpe_refuses_what_it_was_not_drawn_for():
         make_config({"name": "randpe", "sampler": "shift"})
 
 
-def test_generate_goes_as_far_as_positions_were_drawn():
-    """Counted in tokens of a sequence; padding takes none."""
-    model = make_model("randpe")
-    prompt = torch.cat((torch.zeros(1, 20, dtype=torch.long), random_tokens(1, 10)), dim=1)
-    settings = {"attention_mask": (torch.arange(30)[None] >= 20).long(), "pad_token_id": 0}
-    # The last token is not read.
-    assert model.generate(prompt, max_new_tokens=7, **settings).shape == (1, 37)
-    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
-        model.generate(prompt, max_new_tokens=8, **settings)
-    with model.evaluation_length(17):
-        assert model.generate(prompt, max_new_tokens=8, **settings).shape == (1, 38)
-
-
 @pytest.mark.parametrize("position", ["randpe", "alibi_subset"])
 @pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
 def test_what_is_generated_depends_on_the_prompt_alone(position, how):
@@ -91,6 +78,8 @@ def test_what_is_generated_depends_on_the_prompt_alone(position, how):
     alone = logits(prompts[:1], 0, 5)
     for rows, padding, new in ((prompts[:1], 9, 5), (prompts, 20, 5), (prompts, 0, 10)):
         torch.testing.assert_close(logits(rows, padding, new), alone, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
+        logits(prompts, 20, 12)  # padding does not count, and the last token is not read
     with model.evaluation_length(40):
         assert not torch.allclose(logits(prompts[:1], 0, 5), alone, atol=1e-3)
 
