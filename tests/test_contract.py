@@ -260,16 +260,13 @@ def test_queries_keys_and_values_have_one_dtype(position, kernel, monkeypatch):
 
 
 @in_modes
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_constants_are_not_rounded_by_loading(position, dtype, tmp_path):
+def test_constants_are_not_rounded_by_loading(position, tmp_path):
     model = make_model(position)
     model.save_pretrained(tmp_path)
-    loaded = TapeForCausalLM.from_pretrained(tmp_path, dtype=dtype)
-    stored = model.state_dict()
-    expected = {name: x for name, x in model.named_buffers() if name not in stored}
-    found = dict(loaded.named_buffers())
-    for name, buffer in expected.items():
-        torch.testing.assert_close(found[name], buffer, atol=0, rtol=0, msg=name)
+    loaded = TapeForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    found, stored = dict(loaded.named_buffers()), model.state_dict()
+    for name, buffer in model.named_buffers():
+        assert name in stored or torch.equal(found[name], buffer), name
 
 
 @torch.no_grad()

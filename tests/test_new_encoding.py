@@ -21,14 +21,10 @@ REGISTRY, LOOPS = "tape/positions/__init__.py", "tests/references.py"
 WRITTEN = [LOOPS, YAML, MODULE, REGISTRY]
 
 
-def copy_files(folder, *names):
+def copy_folders(folder, *names):
     for name in names:
-        source, target = ROOT / name, folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     return folder
 
 
@@ -39,7 +35,10 @@ def contents(folder):
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """As many of the files as the command reads and writes."""
-    copy_files(tmp_path, "tape", "config/position", LOOPS, "pyproject.toml")
+    copy_folders(tmp_path, "tape", "config/position")
+    for name in (LOOPS, "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setattr(new_encoding, "ROOT", tmp_path)
     return tmp_path
 
@@ -80,27 +79,25 @@ def test_a_new_encoding_trains_at_once(checkout, monkeypatch, capsys):
         decoder(model.state_dict(), model.config, [1, 2])
 
 
-TAKEN = {
-    "fox": "tape/positions/fox.py",
-    "rotary": "tape/positions/rotary.py",
-    "alibi": "the encoding alibi",
-    "adape": "the encoding adape",
-    "keep": "config/position/keep.yaml",
-    "score_bias": "the class ScoreBias",
+REFUSED = {
+    "fox": "tape/positions/fox.py exists",
+    "alibi": "the encoding alibi exists",
+    "adape": "the encoding adape exists",
+    "keep": "config/position/keep.yaml exists",
+    "score_bias": "the class ScoreBias exists",
 }
 WRONG = ("Wave", "wave-1", "1wave", "_wave", "wave form", "../wave", "wäve", "", "lambda", "none")
+REFUSED |= dict.fromkeys((*WRONG, "w" * 31), "must be 1 to 30 lower-case letters, digits")
 
 
 def test_names_that_cannot_be_are_refused():
-    messages = {name: f"{taken} exists; choose another name" for name, taken in TAKEN.items()}
-    messages |= dict.fromkeys((*WRONG, "w" * 31), "must be 1 to 30 lower-case letters, digits")
-    for name, message in messages.items():
+    for name, message in REFUSED.items():
         with pytest.raises(ValueError, match=rf"^name '{name}':? {message}"):
             new_encoding.check(name)
 
 
 def test_an_installation_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(new_encoding, "ROOT", copy_files(tmp_path, "tape/positions"))
+    monkeypatch.setattr(new_encoding, "ROOT", copy_folders(tmp_path, "tape/positions"))
     before = contents(tmp_path)
     with pytest.raises(SystemExit, match=r"^error: new-encoding writes to a checkout of the repo"):
         new_encoding.main(["wave"])
