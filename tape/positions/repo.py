@@ -17,7 +17,6 @@ from transformers import PretrainedConfig
 from tape.positions.base import (
     LayerPosition,
     PositionEncoding,
-    Positions,
     Tokens,
     WideLinear,
     widen,
@@ -26,27 +25,38 @@ from tape.positions.rotary import RotaryLayer, waves
 from tape.positions.schedules import frequencies_of, plain_theta
 
 
-def state_at(place_BKT: Tensor, theta: float, head_dim: int) -> Tensor:
-    """Returns RoPE's state at these places, (B|1, K|1, T, 2, F)."""
-    return waves(place_BKT[..., None] * frequencies_of(theta, head_dim // 2, place_BKT))
+class IndexedLayer(RotaryLayer):
+    """RoPE."""
+
+    def __init__(self, config: PretrainedConfig, theta: float):
+        super().__init__()
+        self.theta, self.frequencies = theta, config.head_dim // 2
+
+    def rotation(self, tokens: Tokens) -> Tensor:
+        place_BKT = self.places(tokens)
+        return waves(place_BKT[..., None] * frequencies_of(self.theta, self.frequencies, place_BKT))
+
+    def places(self, tokens: Tokens) -> Tensor:
+        """Returns the places of the tokens, (B|1, K|1, T), in at least float32."""
+        return tokens.positions.query[:, None].to(
+            torch.promote_types(tokens.x.dtype, torch.float32)
+        )
 
 
-class PlacedLayer(RotaryLayer):
+class PlacedLayer(IndexedLayer):
     """RoPE at the places W3 (SiLU(W1 x) * W2 x), one per token and key/value head."""
 
     decays = ("gate", "up", "down")
 
     def __init__(self, config: PretrainedConfig, theta: float, width: int):
-        super().__init__()
-        self.theta, self.head_dim = theta, config.head_dim
+        super().__init__(config, theta)
         self.gate = WideLinear(config.hidden_size, width, bias=False)
         self.up = WideLinear(config.hidden_size, width, bias=False)
         self.down = WideLinear(width, config.num_key_value_heads, bias=False)
 
-    def rotation(self, tokens: Tokens) -> Tensor:
+    def places(self, tokens: Tokens) -> Tensor:
         gate = F.silu(widen(self.gate, tokens.x))
-        place_BKT = widen(self.down, gate * widen(self.up, tokens.x)).mT
-        return state_at(place_BKT, self.theta, self.head_dim)
+        return widen(self.down, gate * widen(self.up, tokens.x)).mT
 
 
 class RePo(PositionEncoding):
@@ -76,11 +86,7 @@ class RePo(PositionEncoding):
         found = {"theta": theta, "start": start, "width": width}
         return super().configure(config, arguments | found)
 
-    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        place_BKT = positions.query[:, None].to(dtype)
-        return state_at(place_BKT, self.theta, self.config.head_dim)
-
     def layer(self, layer_idx: int) -> LayerPosition:
         if layer_idx < self.start:
-            return RotaryLayer()
+            return IndexedLayer(self.config, self.theta)
         return PlacedLayer(self.config, self.theta, self.width)
