@@ -4,36 +4,34 @@ import pytest
 
 from tape.positions import ENCODINGS
 
+
+def rope(schedule: str, **scaling) -> dict:
+    return {"name": "rope", "scaling": {"rope_type": schedule, **scaling}}
+
+
+def mixture(*pattern, **arguments) -> dict:
+    return {"name": "mixed", "pattern": [*pattern], **arguments}
+
+
+CONTEXTUAL = {"name": "grape_m", "shared": False, "contextual": True}
 # Every encoding; arguments that suit short texts, every ablation of TAPE, every fixed schedule, and
 # samplers on others than RandPE.
 POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "learned": {"name": "learned", "length": 2560},
     "abacus": {"name": "abacus", "digits": [*range(0, 61, 2)], "length": 2560},
     "rope_theta": {"name": "rope", "theta": 500.0},
-    "rope_linear": {"name": "rope", "scaling": {"rope_type": "linear", "factor": 3.0}},
-    "rope_llama3": {
-        "name": "rope",
-        "scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8,
-        },
-    },
-    "rope_proportional": {
-        "name": "rope",
-        "scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
-    },
-    "rope_partial": {
-        "name": "rope",
-        "scaling": {"rope_type": "default", "partial_rotary_factor": 0.5},
-    },
-    "rope_longrope": {
-        "name": "rope",
-        "scaling": {"rope_type": "longrope", "factor": 4.0, "long_factor": [1.0, 1.5, 2.25, 4.0]},
-    },
-    "rope_clipped": {"name": "rope", "scaling": {"rope_type": "clipped"}},
+    "rope_linear": rope("linear", factor=3.0),
+    "rope_llama3": rope(
+        "llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8,
+    ),
+    "rope_proportional": rope("proportional", partial_rotary_factor=0.5),
+    "rope_partial": rope("default", partial_rotary_factor=0.5),
+    "rope_longrope": rope("longrope", factor=4.0, long_factor=[1.0, 1.5, 2.25, 4.0]),
+    "rope_clipped": rope("clipped"),
     "extended": {"name": "extended", "window": 4, "group": 6},
     "extended_rerope": {"name": "extended", "method": "rerope", "window": 3},
     "extended_leaky": {"name": "extended", "method": "leaky_rerope", "window": 3, "group": 3},
@@ -50,13 +48,7 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "path": {"name": "path", "rank": 3, "kernel": 3},
     "path_gate": {"name": "path", "rank": 3, "gate": True},
     "grape_m": {"name": "grape_m", "theta": 50.0},
-    "grape_m_contextual": {
-        "name": "grape_m",
-        "theta": 50.0,
-        "shared": False,
-        "contextual": True,
-        "start": 0.5,
-    },
+    "grape_m_contextual": CONTEXTUAL | {"theta": 50.0, "start": 0.5},
     "grape_ap": {"name": "grape_ap", "width": 4},
     "repo": {"name": "repo", "theta": 50.0, "start": 1, "width": 5},
     "wall": {"name": "wall", "start": 1.0},
@@ -69,15 +61,9 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "tape_neither_place": {"name": "tape", "attention": False, "feed_forward": False},
     "tape_not_equivariant": {"name": "tape", "equivariant": False},
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
-    "mixed": {"name": "mixed", "pattern": ["rope", "nope"]},
-    "mixed_tape": {
-        "name": "mixed",
-        "pattern": [{"name": "tape", "window": 4}, {"name": "rope", "theta": 50.0}, "tape"],
-    },
-    "mixed_read": {
-        "name": "mixed",
-        "pattern": ["fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}],
-    },
+    "mixed": mixture("rope", "nope"),
+    "mixed_tape": mixture({"name": "tape", "window": 4}, {"name": "rope", "theta": 50.0}, "tape"),
+    "mixed_read": mixture("fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}),
     "carope": {"name": "carope", "theta": 50.0},
     "tapa": {"name": "tapa", "alpha": 0.3, "share": 0.4},
     "fope": {"name": "fope", "theta": 50.0, "length": 64},

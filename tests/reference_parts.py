@@ -146,15 +146,10 @@ def carope_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
     with f(x) = 1 / (softplus(x W + c) + 1)."""
     prefix = f"model.layers.{layer}.context.frequency."
     W, c = weights[prefix + "weight"], weights[prefix + "bias"]
-    heads = []
-    for h in range(config.num_key_value_heads):
-        phases = []
-        for i in range(config.head_dim // 2):
-            f = [1 / ((1 + (W[h] @ x + c[h]).exp()).log() + 1) for x in read]
-            phases.append(sum(each**i for each in f))
-        phase = torch.stack(phases)
-        heads.append(torch.stack((phase.cos(), phase.sin()), dim=-1))
-    return torch.stack(heads)
+    f = [1 / ((1 + (W @ x + c).exp()).log() + 1) for x in read]  # (K,) of each token
+    powers = range(config.head_dim // 2)
+    phase = torch.stack([sum(each**i for each in f) for i in powers], dim=-1)
+    return torch.stack((phase.cos(), phase.sin()), dim=-1)
 
 
 def fope_state(weights, config, rope: tuple[Tensor, float], coordinate: int) -> Tensor:
@@ -163,19 +158,15 @@ def fope_state(weights, config, rope: tuple[Tensor, float], coordinate: int) -> 
     a, b = weights["model.position.cosine"], weights["model.position.sine"]
     w, magnitude = rope
     kept = [m for m in range(len(w)) if w[m] >= 2 * math.pi / config.position["length"]]
-    heads = []
-    for h in range(config.num_key_value_heads):
-        found = []
-        for m in range(len(w)):
-            real, imaginary = torch.ones((), dtype=a.dtype), torch.zeros((), dtype=a.dtype)
-            if m in kept:
-                real, imaginary = math.cos(w[m] * coordinate), math.sin(w[m] * coordinate)
-                for f in kept:
-                    real = real + a[h, f, m] * math.cos(w[f] * coordinate)
-                    imaginary = imaginary + b[h, f, m] * math.sin(w[f] * coordinate)
-            found.append(torch.stack((real, imaginary)))
-        heads.append(torch.stack(found) * magnitude)
-    return torch.stack(heads)
+    still, found = torch.tensor([1.0, 0.0], dtype=a.dtype).expand(len(a), 2), []
+    for m in range(len(w)):
+        if m not in kept:
+            found.append(still)
+            continue
+        real = sum((a[:, f, m] + (f == m)) * math.cos(w[f] * coordinate) for f in kept)
+        imaginary = sum((b[:, f, m] + (f == m)) * math.sin(w[f] * coordinate) for f in kept)
+        found.append(torch.stack((real, imaginary), dim=-1))
+    return torch.stack(found, dim=1) * magnitude
 
 
 def phase_score(config, q: Tensor, k: Tensor, distance: int) -> Tensor:

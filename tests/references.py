@@ -6,22 +6,8 @@ differentiable, so that gradients can be compared as well.
 
 import math
 
+import reference_parts as parts
 import torch
-from reference_parts import (
-    carope_state,
-    fope_state,
-    gain_of,
-    grape_m_state,
-    grape_probe,
-    inside,
-    path_maps,
-    phase_score,
-    repo_state,
-    selective_state,
-    stick_shares,
-    tape_update,
-    trained_distance,
-)
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -126,14 +112,14 @@ def read_term(weights, config, layer: int, h: int, i: int, j: int, x, q, k, scor
     if arguments["name"] == "fox":
         w, b = weights[prefix + "gate.weight"][h], weights[prefix + "gate.bias"][h]
         return sum((torch.sigmoid(w @ x[t] + b).log() for t in range(j + 1, i + 1)), zero)
-    if "inner" in inside(config, layer):
+    if "inner" in parts.inside(config, layer):
         w, b = (weights[prefix + f"forget.gate.{part}"][h] for part in ("weight", "bias"))
         return sum((torch.sigmoid(w @ x[t] + b).log() for t in range(j + 1, i + 1)), zero)
     if arguments["name"] == "grape_ap":
         slope = press_slopes(config.num_attention_heads)[h]
-        own, steps = grape_probe(weights, config, layer, h, x[i]), zero
+        own, steps = parts.grape_probe(weights, config, layer, h, x[i]), zero
         for t in range(j + 1, i + 1):
-            probe = grape_probe(weights, config, layer, h, x[t])
+            probe = parts.grape_probe(weights, config, layer, h, x[t])
             turn = torch.tensor([[math.cos(t), math.sin(t)]] * (len(probe) // 2), dtype=own.dtype)
             steps = steps + torch.sigmoid(own @ rotate(probe, turn) / len(probe)).log()
         return slope * steps
@@ -245,22 +231,22 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 q[t] = [norm("self_attn.q_norm", head) for head in q[t]]
                 k[t] = [norm("self_attn.k_norm", head) for head in k[t]]
             if name == "selective":
-                e[t] = selective_state(weights, config, layer, read)
+                e[t] = parts.selective_state(weights, config, layer, read)
             if name == "grape_m":
-                e[t] = grape_m_state(weights, config, layer, read, p[t])
+                e[t] = parts.grape_m_state(weights, config, layer, read, p[t])
             if name == "rope_gain":
-                e[t] = e[t] * gain_of(weights, layer, y)[:, None, None]
+                e[t] = e[t] * parts.gain_of(weights, layer, y)[:, None, None]
             if name == "repo":
-                e[t] = repo_state(weights, config, layer, y, p[t])
+                e[t] = parts.repo_state(weights, config, layer, y, p[t])
             if name == "carope":
-                e[t] = carope_state(weights, config, layer, read)
+                e[t] = parts.carope_state(weights, config, layer, read)
             if name == "fope":
-                e[t] = fope_state(weights, config, frequencies(config), p[t])
+                e[t] = parts.fope_state(weights, config, frequencies(config), p[t])
             if name == "path":
-                maps.append(path_maps(weights, config, layer, read))
+                maps.append(parts.path_maps(weights, config, layer, read))
             if name == "wall":  # what channels keep; as fla/ops/wall_attn/naive.py
-                W, b = (weights[inside(config, layer) + f"gate.{x}"] for x in ("weight", "bias"))
-                logits = W @ y + b
+                gate = parts.inside(config, layer) + "gate."
+                logits = weights[gate + "weight"] @ y + weights[gate + "bias"]
                 maps.append(torch.sigmoid(logits).view(H, D))
             if rotary:
                 q[t] = [rotate(q[t][h], e[t][h * K // H]) for h in range(H)]
@@ -288,7 +274,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
             if name == "extended":
                 inverse, magnitude = frequencies(config)
-                phase = trained_distance(config.position, p[i], p[j]) * inverse
+                phase = parts.trained_distance(config.position, p[i], p[j]) * inverse
                 turn = torch.stack((phase.cos(), phase.sin()), dim=-1) * magnitude**2
                 pairs = [(rotate(a, turn), b) for a, b in pairs]
             if name == "path":  # the maps of the tokens after j, up to i
@@ -299,7 +285,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 for t in range(j + 1, i + 1):
                     pairs = [(a, b * maps[t][h]) for h, (a, b) in enumerate(pairs)]
             if name == "tapa":
-                return torch.stack([phase_score(config, a, b, p[i] - p[j]) for a, b in pairs])
+                return torch.stack([parts.phase_score(config, a, b, p[i] - p[j]) for a, b in pairs])
             return torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
 
         for i in range(T):
@@ -326,7 +312,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                     scores.append(weights[at + "self_attn.sink.s"][h])
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
                 if name == "stick_breaking":
-                    alpha = stick_shares(scores)
+                    alpha = parts.stick_shares(scores)
                 shares = [*zip(alpha, seen, strict=False)]
                 outputs.append(sum(share * v[j][g] for share, j in shares))
                 averages.append(sum(share * e[j][g] for share, j in shares))
@@ -339,7 +325,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             m = linear("mlp.down_proj", gate * torch.sigmoid(gate) * linear("mlp.up_proj", z))
             next_x.append(y + m)
             if contextual:
-                e_i = tape_update(weights, config, layer, e[i], torch.stack(averages), m)
+                e_i = parts.tape_update(weights, config, layer, e[i], torch.stack(averages), m)
                 next_e.append(e_i)
         x, moved = next_x, next_e if contextual else moved
     final = weights["model.norm.weight"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import make_model
 from transformers import DynamicCache
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -51,31 +51,21 @@ def test_a_cropped_cache_goes_on_from_the_token_that_is_left():
     assert places_of(model, torch.tensor([[4, 4]]), past_key_values=cache).tolist() == [[3, 4]]
 
 
-def test_training_moves_the_places_of_a_sequence_by_one_number():
-    model = make_abacus(offset=3).train()
-    tokens = torch.tensor([[9, 1, 2, 7, 3]] * 64)
+@pytest.mark.parametrize("name", ["abacus", "coupling"])
+def test_training_moves_a_sequence_by_one_number(name):
+    """Abacus the places of digits; coupling the ids of all tokens."""
+    model, tokens = make_abacus(name=name, offset=3).train(), torch.tensor([[9, 1, 2, 7, 3]] * 64)
     rows = places_of(model, tokens, use_cache=False).tolist()
-    expected = [[0, 1 + by, 2 + by, 0, 1 + by] for by in range(4)]
-    assert sorted({tuple(row) for row in rows}) == sorted(map(tuple, expected))
-    assert places_of(model.eval(), tokens).tolist() == [expected[0]] * 64
-
-
-def test_coupling_moves_the_ids_of_all_tokens():
-    position = {"name": "coupling", "digits": DIGITS, "length": 9, "offset": 3}
-    model, tokens = make_model(position).train(), torch.tensor([[9, 1, 2, 7, 3]] * 64)
-    rows = places_of(model, tokens, use_cache=False).tolist()
-    ids = [0, 1, 2, 0, 1]  # units, then tens; what is around numbers comes before the units
-    expected = sorted(tuple(by + each for each in ids) for by in range(4))
-    assert sorted({tuple(row) for row in rows}) == expected
-    assert places_of(model.eval(), tokens).tolist() == [ids] * 64
-    with pytest.raises(ValueError, match="position coupling reads token ids"):
+    places = [0, 1, 2, 0, 1]
+    expected = [tuple(p + by * (p > 0 or name == "coupling") for p in places) for by in range(4)]
+    assert sorted({tuple(row) for row in rows}) == sorted(expected)
+    assert places_of(model.eval(), tokens).tolist() == [places] * 64
+    with pytest.raises(ValueError, match=f"{name} reads token ids: inputs_embeds have none; give"):
         model(inputs_embeds=model.model.embed_tokens(tokens))
 
 
 def test_what_has_no_places_is_refused():
-    model, tokens = make_abacus(), random_tokens(1, 4)
-    with pytest.raises(ValueError, match="abacus reads token ids: inputs_embeds have none; give"):
-        model(inputs_embeds=model.model.embed_tokens(tokens))
+    model = make_abacus()
     with pytest.raises(ValueError, match="position 9 is beyond the learned table of length=9"):
         model(torch.tensor([[*DIGITS, *DIGITS[1:]]]))
     with pytest.raises(ValueError, match=r"digits=\[-1\] must be a list of token ids"):

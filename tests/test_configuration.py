@@ -45,7 +45,7 @@ ROTATING = ("rope", "tape", "xpos", "randpe", "yarn", "tape_yarn")
         ({"name": "rope", "sampler": {"name": "shift", "maximum": 3.7}}, r"maximum=3\.7"),
         ({"name": "tape", "equivariant": "no"}, r"equivariant='no' must be true or false"),
         ({"name": "t5", "num_buckets": 8.0}, r"num_buckets=8\.0 must be an integer"),
-        ({"name": "fire", "hidden": 0}, r"hidden=0 must be at least 1"),
+        ({"name": "fire", "hidden": 0}, r"hidden=0 must be an integer >= 1"),
         ({"name": "xpos", "centre": "x"}, r"centre='x' must be a number"),
         ({"name": "randpe", "length": 50.5}, r"length=50\.5 must be an integer"),
     ],

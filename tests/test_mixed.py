@@ -3,12 +3,9 @@
 import pytest
 import torch
 from conftest import composed, fields_of_llama, make_config, make_model, random_tokens
+from every_encoding import mixture
 from omegaconf import OmegaConf
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
-
-
-def mixture(*pattern, **arguments):
-    return {"name": "mixed", "pattern": [*pattern], **arguments}
 
 
 @torch.no_grad()
@@ -35,10 +32,7 @@ def test_a_pattern_repeats_and_equal_entries_are_one():
     assert low.inv_freq[1] == pytest.approx(100**-0.25) and high.inv_freq[1] == 10_000**-0.25
     tables = [name for name, _ in model.named_parameters() if name.startswith("position.")]
     assert len(tables) == 3  # T5 has one per layer of its own
-
-
-def test_entries_have_windows_of_their_own():
-    near = {"name": "rope", "window": 4}
+    near = {"name": "rope", "window": 4}  # the window belongs to the layers, not to the encoding
     model = make_model(mixture(near, "rope"), num_hidden_layers=4, sliding_window=9).model
     assert [layer.context.window for layer in model.layers] == [4, None, 4, None]
     assert len(model.position.entries) == 1

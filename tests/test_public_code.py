@@ -1,11 +1,7 @@
-"""Encodings and layers against other people's code: transformers' Phi, Inkling and Llama 4, and
-x-transformers."""
+"""Encodings against other people's code: transformers' Phi and x-transformers."""
 
-import pytest
 import torch
-from conftest import fields_of_llama, make_config, make_model, random_tokens
-from transformers import Llama4ForCausalLM, Llama4TextConfig
-from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+from conftest import make_config, make_model
 from transformers.models.phi.modeling_phi import (
     PhiConfig,
     PhiRotaryEmbedding,
@@ -15,10 +11,10 @@ from x_transformers import x_transformers
 
 from tape import TapeForCausalLM
 from tape.positions import Positions, Tokens
+from tape.positions.grape_ap import PathIntegral
 from tape.positions.rotary import apply_rotary
 
-EXACT = {"atol": 1e-5, "rtol": 1e-5}
-TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
+TIGHT = {"atol": 1e-12, "rtol": 0}
 
 
 def test_partial_rope_is_phis_in_another_order_of_channels():
@@ -39,146 +35,25 @@ def test_partial_rope_is_phis_in_another_order_of_channels():
     torch.testing.assert_close(ours, theirs[..., order], atol=1e-6, rtol=0)
 
 
-def layer_of(position, length=17):
-    """A layer's encoding with random weights, and its tokens."""
-    layer = make_model(position, dtype=torch.float64).model.layers[0].context
-    index = torch.arange(length)
-    return layer, Tokens(Positions(index[None], index[None]), None, None, index)
-
-
 @torch.no_grad()
 def test_foxs_bias_is_data_dependent_alibi_of_x_transformers():
-    layer, tokens = layer_of("fox")
+    layer, slots = make_model("fox", dtype=torch.float64).model.layers[0].context, torch.arange(17)
     theirs = x_transformers.DataDependentAlibi(32, heads=4).double()
     theirs.to_forget_gates[0].load_state_dict(layer.gate.state_dict())
     x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
-    _, k, extras = layer.prepare(x, q, q, None, tokens, None)
-    ours = layer.bias(x, q, k, extras, tokens).dense(torch.float64)
-    torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
+    tokens = Tokens(Positions(slots[None], slots[None]), None, None, slots, x=x)
+    _, k, extras = layer.prepare(q, q, tokens)
+    ours = layer.bias(q, k, extras, tokens).dense(torch.float64)
+    torch.testing.assert_close(ours, theirs(x), **TIGHT)
 
 
 @torch.no_grad()
-def test_copes_bias_is_that_of_x_transformers():
-    layer, tokens = layer_of("cope")
-    D, count = layer.table.shape
-    theirs = x_transformers.CoPE(dim=D, heads=4, max_pos=count).double()
-    theirs.pos_emb.copy_(layer.table.mT)
-    q, k = torch.randn(2, 2, 4, 17, D, dtype=torch.float64)
-    later = torch.ones(17, 17).triu(1).bool()
-    expected = theirs(q * D**-0.5, ((q @ k.mT) * D**-0.5).masked_fill(later, -1e300))
-    ours = layer.bias(None, q, k, None, tokens).dense(torch.float64)
-    torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-12, rtol=0)
-
-
-@torch.no_grad()
-def test_the_querys_profile_is_inklings_in_transformers_and_x_transformers():
-    layer, tokens = layer_of("relative")
-    dimension, extent = layer.profiles.shape
-    x = torch.randn(2, 17, 32, dtype=torch.float64)
-    ours = layer.bias(x, None, None, None, tokens).dense(torch.float64).tril()
-    profiles = InklingRelativeLogits(dimension, extent).double()
-    profiles.proj.copy_(layer.profiles)
-    read = layer.reader(x).unflatten(-1, (4, dimension))
+def test_grape_aps_sums_are_those_of_x_transformers():
+    """Those are over the tokens from the key's to that before the query's."""
+    q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
+    theirs = x_transformers.PerRowDataDependentAlibi(32, heads=4, dim_head=8)
+    theirs.to_forget_gates.register_forward_hook(lambda *_: (q, k.roll(-1, dims=2)))
+    expected = theirs(torch.zeros(2, 17, 32))
     slots = torch.arange(17)
-    torch.testing.assert_close(ours, profiles(read, slots, slots), atol=1e-12, rtol=0)
-    theirs = x_transformers.RelativeProjPositionalBias(32, 4, dimension, extent).double()
-    theirs.to_distance_weights[0].weight.copy_(layer.reader.weight)
-    theirs.to_distance_weights[0].bias.zero_()
-    theirs.distance_bank.copy_(layer.profiles)
-    torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
-
-
-@torch.no_grad()
-def test_popes_scores_are_those_of_x_transformers():
-    model = make_model("pope", dtype=torch.float64)
-    layer, index = model.model.layers[0].context, torch.arange(17)
-    layer.shift.copy_(-layer.shift.abs())  # theirs are clamped to [-2 pi, 0]
-    positions = Positions(index[None], index[None])
-    q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
-    state = model.model.position.state(positions, torch.float64)
-    ours, keys, _ = layer.prepare(None, q, k, state, None, None)
-    theirs = x_transformers.PolarEmbedding(8, 4, base=model.config.position["base"]).double()
-    theirs.learned_bias.copy_(layer.shift)
-    phases, shift = theirs(index)
-    polar = x_transformers.apply_polar_pos_emb
-    expected = polar(q, phases) @ polar(k, phases + shift).mT
-    torch.testing.assert_close(ours @ keys.mT, expected, atol=1e-4, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_cable_is_fox_with_the_opposite_gate():
-    """CABLE (Veisi et al. 2025, arXiv 2503.08067) adds b_i - b_j, b the running sum of
-    -softplus(w x + c)."""
-    layer, tokens = layer_of("fox")
-    x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
-    _, k, extras = layer.prepare(x, q, q, None, tokens, None)
-    fox = layer.bias(x, q, k, extras, tokens).dense(torch.float64)
-    b = -torch.nn.functional.softplus(-layer.gate(x)).cumsum(1).mT
-    torch.testing.assert_close(fox, b[..., :, None] - b[..., None, :], atol=1e-12, rtol=0)
-
-
-@torch.no_grad()
-def test_tapa_at_distance_zero_is_a_product_of_the_first_channels():
-    """And everywhere if the phase is 0, as the paper says of its definition 3.1."""
-    layer, tokens = layer_of("tapa")
-    q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
-    A = layer.amplitude
-    amplitude = q[..., :A] @ k[..., :A].mT * A**-0.5
-    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
-    assert not torch.allclose(found, amplitude)
-    diagonals = (x.diagonal(dim1=-2, dim2=-1) for x in (found, amplitude))
-    torch.testing.assert_close(*diagonals, atol=1e-12, rtol=0)
-    k[..., A:] = 0
-    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
-    torch.testing.assert_close(found, amplitude, atol=1e-12, rtol=0)
-
-
-def pairs_side_by_side(weight, heads):
-    """Rows of a projection in the order of Llama 4, which rotates channels 2f and 2f + 1 together,
-    not f and f + D/2."""
-    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("position", "rotates", "options"),
-    [
-        ("rope", [1, 1, 1, 1], {}),
-        ("rope", [1, 1, 1, 1], {"qk_norm": True}),
-        ("nope", [0, 0, 0, 0], TEMPERATURE),
-        ({"name": "mixed", "pattern": ["rope", "rope", "rope", "nope"]}, [1, 1, 1, 0], {}),
-    ],
-)
-def test_layers_as_in_a_llama_4_with_the_same_weights(position, rotates, options):
-    """Its text model without experts. It normalises where it rotates, after the rotation, which
-    does not change norms, and scales queries where it does not rotate."""
-    changes = {"num_hidden_layers": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    model = make_model(position, **changes, **options)
-    for layer in model.model.layers if "qk_norm" in options else []:
-        layer.self_attn.q_norm.weight.fill_(1)
-        layer.self_attn.k_norm.weight.fill_(1)
-    config = Llama4TextConfig(
-        **fields_of_llama(model.config),
-        intermediate_size_mlp=model.config.intermediate_size,
-        moe_layers=[],
-        no_rope_layers=rotates,
-        use_qk_norm="qk_norm" in options,
-        attn_temperature_tuning="query_temperature" in options,
-        attn_scale=TEMPERATURE["query_temperature"]["scale"],
-        floor_scale=TEMPERATURE["query_temperature"]["length"],
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        attention_chunk_size=64,
-    )
-    llama = Llama4ForCausalLM(config).eval()
-    weights = {
-        name.replace("mlp.", "feed_forward."): weight
-        for name, weight in model.state_dict().items()
-        if "_norm" not in name
-    }
-    for name in weights:
-        for projection, heads in {"q_proj": 4, "k_proj": 2}.items():
-            if projection in name:
-                weights[name] = pairs_side_by_side(weights[name], heads)
-    llama.load_state_dict(weights)
-    tokens = random_tokens(2, 12)
-    torch.testing.assert_close(model(tokens).logits, llama(tokens).logits, **EXACT)
+    bias = PathIntegral(q * theirs.scale, k, torch.ones(4), slots, None).dense(torch.float64)
+    torch.testing.assert_close(bias.tril(), expected.tril(), **TIGHT)

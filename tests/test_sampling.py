@@ -34,15 +34,6 @@ def test_randpe_draws_anew_in_training_and_once_for_the_whole_batch():
     assert set(torch.cat(draws, dim=1)[0].tolist()) == set(range(4 * TRAIN_LENGTH))
 
 
-def test_randpe_evaluates_with_one_seeded_draw():
-    model, other = make_model("randpe"), make_model("randpe")
-    torch.manual_seed(99)
-    tokens = random_tokens(2, TRAIN_LENGTH)
-    assert torch.equal(model(tokens).logits, other(tokens).logits)
-    reseeded = make_model({"name": "randpe", "seed": 1})
-    assert not torch.equal(model(tokens).logits, reseeded(tokens).logits)
-
-
 def test_randpe_refuses_what_it_was_not_drawn_for():
     model, too_long = make_model("randpe"), random_tokens(1, TRAIN_LENGTH + 1)
     with model.evaluation_length(TRAIN_LENGTH + 1):
@@ -56,32 +47,11 @@ def test_randpe_refuses_what_it_was_not_drawn_for():
         model.evaluation_length(65),
     ):
         pass
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"eval_length": 100, "length": 50}, "eval_length"),
-        ({"eval_length": 0}, "eval_length"),
-        ({"sampler": "shift"}, r"randpe.*sampler='shift'.*'subset'"),
-    ],
-)
-def test_randpe_refuses_impossible_ranges_and_another_sampler(given, message):
-    with pytest.raises(ValueError, match=message):
-        make_config({"name": "randpe", **given})
-
-
-def test_generate_goes_as_far_as_positions_were_drawn():
-    """Counted in tokens of a sequence; padding takes none."""
-    model = make_model("randpe")
-    prompt = torch.cat((torch.zeros(1, 20, dtype=torch.long), random_tokens(1, 10)), dim=1)
-    settings = {"attention_mask": (torch.arange(30)[None] >= 20).long(), "pad_token_id": 0}
-    # The last token is not read.
-    assert model.generate(prompt, max_new_tokens=7, **settings).shape == (1, 37)
-    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
-        model.generate(prompt, max_new_tokens=8, **settings)
-    with model.evaluation_length(17):
-        assert model.generate(prompt, max_new_tokens=8, **settings).shape == (1, 38)
+    for given in ({"eval_length": 100, "length": 50}, {"eval_length": 0}):
+        with pytest.raises(ValueError, match=r"eval_length=\d+ must lie in 1\.\."):
+            make_config({"name": "randpe", **given})
+    with pytest.raises(ValueError, match=r"randpe.*sampler='shift'.*'subset'"):
+        make_config({"name": "randpe", "sampler": "shift"})
 
 
 @pytest.mark.parametrize("position", ["randpe", "alibi_subset"])
@@ -99,6 +69,8 @@ def test_what_is_generated_depends_on_the_prompt_alone(position, how):
     alone = logits(prompts[:1], 0, 5)
     for rows, padding, new in ((prompts[:1], 9, 5), (prompts, 20, 5), (prompts, 0, 10)):
         torch.testing.assert_close(logits(rows, padding, new), alone, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
+        logits(prompts, 20, 12)  # padding does not count, and the last token is not read
     with model.evaluation_length(40):
         assert not torch.allclose(logits(prompts[:1], 0, 5), alone, atol=1e-3)
 
@@ -130,15 +102,13 @@ def test_shift_moves_the_origin_in_training_only():
 
 def test_samplers_are_saved_with_their_numbers(tmp_path):
     config = make_config("randpe")
-    assert config.position["sampler"] == {
-        "name": "subset",
-        "length": 4 * TRAIN_LENGTH,
-        "eval_length": TRAIN_LENGTH,
-        "seed": 0,
-    }
+    drawn = {"length": 4 * TRAIN_LENGTH, "eval_length": TRAIN_LENGTH, "seed": 0}
+    assert config.position["sampler"] == {"name": "subset", **drawn}
     TapeForCausalLM(config).save_pretrained(tmp_path)
     longer = TapeForCausalLM.from_pretrained(
         tmp_path, position={"name": "randpe", "eval_length": 40}, max_position_embeddings=99
     )
     assert longer.config.position["sampler"]["eval_length"] == 40
     assert longer.config.position["sampler"]["length"] == 4 * TRAIN_LENGTH
+    tokens, reseeded = random_tokens(2, TRAIN_LENGTH), make_model({"name": "randpe", "seed": 1})
+    assert not torch.equal(make_model("randpe")(tokens).logits, reseeded(tokens).logits)

@@ -17,14 +17,9 @@ MODULE = '''"""CLASS: what it computes (authors and year, arXiv number)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from torch import Tensor
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens
 
 
 class CLASSLayer(LayerPosition):
@@ -32,28 +27,14 @@ class CLASSLayer(LayerPosition):
         super().__init__()
         self.scale = scale
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         return self.scale * q_BHTD, k_BKTD, None
 
 
 class CLASS(PositionEncoding):
-    """The formula.
+    """The formula."""
 
-    Arguments of the configuration:
-        scale: what it is.
-    """
-
-    def __init__(self, config: PretrainedConfig, *, scale: float = 1.0, **arguments: Any):
-        super().__init__(config, **arguments)
-        self.scale = scale
+    scale: float = 1.0  # what it is
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return CLASSLayer(self.scale)

@@ -95,13 +95,14 @@ class Attention(nn.Module):
         past, place = None, (cache, inputs.cache_layer_idx, self.encoding_name)
         if cache is not None and encoding.extras_width:
             past = cached_extras(*place, self.head_dim, encoding.extras_width)
-        q, k, extras = encoding.prepare(x_BTC, q, k, e, tokens, past)
+        tokens = tokens._replace(x=x_BTC, e=e, past=past)
+        q, k, extras = encoding.prepare(q, k, tokens)
         if self.query_temperature is not None:
             q = warmed(q, tokens.positions.query, **self.query_temperature)
         values = Values(v, None if inputs.final else encoding.payload(e, v.dtype))
         if cache is not None:
             k, extras, values = stored(*place, k, extras, values)
-        bias = encoding.bias(x_BTC, q, k, extras, tokens)
+        bias = encoding.bias(q, k, extras, tokens)
         if self.softmax is not None:
             q, bias = self.softmax(q, bias, inputs.visible)
         if bias is not None and bias.replaces_products:

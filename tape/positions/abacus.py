@@ -4,44 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from tape.positions.absolute import Learned
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
 class Abacus(Learned):
     """Adds row p of a learned table to the embedding of a token, where p counts the digits of its
     number up to it, from 1, and is 0 for other tokens. In training, one number per sequence,
-    uniform in 0..offset, is added to the places of its digits. position_ids are not used.
-
-    Arguments of the configuration:
-        digits: ids of the tokens that are digits; by default a run takes "0" to "9" from its
-            tokenizer, and without a run there are none.
-        offset: the most that places are moved by in training.
-        length: rows of the table; by default the training length.
-    """
+    uniform in 0..offset, is added to the places of its digits. position_ids are not used."""
 
     reads = True
-    name: ClassVar[str] = "abacus"
+    name = "abacus"
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        digits: Sequence[int] = (),
-        offset: int = 0,
-        **arguments: Any,
-    ):
+    # Ids of the tokens that are digits; by default a run takes "0" to "9" from its tokenizer, and
+    # without a run there are none.
+    digits: Sequence[int] = ()
+    offset: int = 0  # the most that places are moved by in training
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        self.offset = offset
-        self.register_constant("digits", torch.tensor([*digits], dtype=torch.long, device="cpu"))
+        digits = torch.tensor([*self.digits], dtype=torch.long, device="cpu")
+        self.register_constant("digit_ids", digits)
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -89,17 +78,13 @@ class Abacus(Learned):
         """None: the table limits the digits of a number, not the tokens."""
 
     def read(
-        self,
-        input_ids: Tensor | None,
-        real: Tensor | None,
-        last: Tensor,
-        documents: Tensor | None = None,
+        self, input_ids: Tensor | None, real: Tensor | None, last: Tensor, documents: Tensor | None
     ) -> Tensor:
         if input_ids is None:
             raise ValueError(
                 f"position {self.name} reads token ids: inputs_embeds have none; give input_ids"
             )
-        digit = torch.isin(input_ids, self.digits)
+        digit = torch.isin(input_ids, self.digit_ids)
         ends = ~digit
         if real is not None:
             digit, ends = digit & real, ends & real

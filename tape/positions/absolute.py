@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import PositionEncoding, Positions
 from tape.tensor_validation import refuse_unless
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class NoPE(PositionEncoding):
     """No encoding: causal attention alone distinguishes positions (Haviv et al. 2022; Kazemnejad et
     al. 2023, arXiv 2305.19466)."""
 
-    shards = True
-
 
 class SinCos(PositionEncoding):
     """Adds sin(p / base^(2i/C)) to channel 2i of the embedding and the cosine to channel 2i+1
     (Vaswani et al. 2017, section 3.5)."""
 
-    shards = True
+    positive = ("base",)
 
-    def __init__(self, config: PretrainedConfig, *, base: float = 10_000.0, **arguments: Any):
+    base: float = 10_000.0
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
         if config.hidden_size % 2:
             raise ValueError(
                 f"sincos needs pairs of channels: hidden_size={config.hidden_size} must be even"
             )
-        if not base > 0:
-            raise ValueError(f"position sincos: base={base} must be a number > 0")
-        self.base = base
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         C = x_BTC.shape[-1]
@@ -54,23 +49,25 @@ class Learned(PositionEncoding):
     Positions beyond its `length`, by default the training length, are refused. position_ids are
     arbitrary rows, e.g. a digit's place within its number (Abacus, McLeish et al. 2024)."""
 
-    ordered, shards = False, True
+    ordered = False
+    positive = ("length",)
 
-    def __init__(self, config: PretrainedConfig, *, length: int | None = None, **arguments: Any):
+    length: int | None = None  # by default the training length
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
         self.std = config.initializer_range
-        self.table = nn.Parameter(torch.empty(length, config.hidden_size))
+        self.table = nn.Parameter(torch.empty(self.length, config.hidden_size))
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         arguments = super().configure(config, arguments)
-        if arguments["length"] is None:
-            arguments["length"] = config.max_position_embeddings
-        length, drawn = arguments["length"], arguments["sampler"].get("length", 0)
-        if type(length) is not int or length < max(1, drawn):
-            least = f"the {drawn} that are drawn from" if drawn else "1"
-            raise ValueError(f"learned: length={length!r} must be an integer >= {least}")
-        return arguments
+        length = arguments["length"] or config.max_position_embeddings
+        if length < (drawn := arguments["sampler"].get("length", 0)):
+            raise ValueError(
+                f"position learned: length={length} must be >= the {drawn} that are drawn from"
+            )
+        return arguments | {"length": length}
 
     @property
     def max_positions(self) -> int:

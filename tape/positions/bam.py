@@ -3,8 +3,6 @@ arXiv 2505.22842)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -12,9 +10,6 @@ from transformers import initialization as init
 from tape.positions.base import PositionModule, Positions
 from tape.positions.bias import LearnedBiasEncoding, alibi_slopes
 from tape.positions.scores import distances
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class PriorLayer(PositionModule):
@@ -39,12 +34,8 @@ class PriorLayer(PositionModule):
 class BAM(LearnedBiasEncoding):
     """-(|a_h (i - j)| + 1e-5)^b_h with a_h and b_h learned per head and layer: the logarithm of a
     generalised Gaussian. It starts as ALiBi: b = 1, and a are ALiBi's slopes. A head with b < 0
-    attends to far tokens rather than near ones. The formula and its start are those of the authors'
-    code (models/bam.py in ArthurSBianchessi/BAM, compared by hand), where the mean of the Gaussian
-    and, by default, a do not train; the paper trains a and b."""
+    attends to far tokens rather than near ones. Compared by hand with the authors' code
+    (ArthurSBianchessi/BAM), where by default a does not train; the paper trains a and b."""
 
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        self.layers = nn.ModuleList(
-            PriorLayer(config.num_attention_heads) for _ in range(config.num_hidden_layers)
-        )
+    def make_layer(self) -> nn.Module:
+        return PriorLayer(self.config.num_attention_heads)

@@ -8,19 +8,17 @@ width of a key's extras.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from inspect import get_annotations
+from types import NoneType, UnionType
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from tape.positions import sampling
 from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 ALL_BACKENDS = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2"})
 
@@ -34,20 +32,23 @@ class Positions(NamedTuple):
 
 
 class WideLinear(nn.Linear):
-    """Linear map in the dtype of its input, at least float32 by the caller's choice, whatever that
-    of its weights. Encodings call it, as any module: adapters and offloading act on calls."""
+    """Linear map in the dtype of its input, whatever that of its weights (`widen`)."""
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
-class PositionModule(nn.Module):
-    """A module that initialises its own parameters and buffers.
+def widen(linear: WideLinear, x: Tensor) -> Tensor:
+    """Calls a linear map, or an adapter around it, in at least float32, under autocast too."""
+    with torch.autocast(x.device.type, enabled=False):
+        return linear(x.to(torch.promote_types(x.dtype, torch.float32)))
 
-    The model calls `reset_parameters` after construction, and after loading a checkpoint for
-    tensors missing from the file. It must only use `transformers.initialization`, which skips
-    loaded tensors.
+
+class PositionModule(nn.Module):
+    """A module that initialises its own parameters and buffers: the model calls `reset_parameters`
+    after construction, and after loading a checkpoint for tensors missing from the file. It must
+    only use `transformers.initialization`, which skips loaded tensors.
 
     Attributes:
         decays: names of the parameters, or of modules that hold them, that are matrices which
@@ -70,8 +71,14 @@ class Tokens(NamedTuple):
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
     seen: Tensor | None = None  # (B|1, T, S) which tokens a query sees; None without a 4-D mask
-    # The sum over processes with earlier tokens of these texts (`tape.model.sequence_parallel`).
-    sum_before: Callable[[Tensor], Tensor] | None = None
+    # Of this layer:
+    x: Tensor | None = None  # (B, T, C) normalised input, from which queries and keys are projected
+    e: Tensor | None = None  # positional state
+    past: Tensor | None = None  # (B, K, L, M) extras of the cached keys; None without cached tokens
+
+
+# Queries, keys and the keys' extras (B, K, T, M), None if `extras_width` is 0.
+Prepared = tuple[Tensor, Tensor, Tensor | None]
 
 
 class LayerPosition(PositionModule):
@@ -99,36 +106,15 @@ class LayerPosition(PositionModule):
     def reset_parameters(self) -> None:
         pass
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: Tensor | None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns queries and keys of the new tokens as they enter the scores, and the keys'
-        extras (B, K, T, M; None if `extras_width` is 0).
-
-        Args:
-            x_BTC: normalised input of the layer, from which queries and keys were projected.
-            e: positional state.
-            past_BKLM: extras of the cached keys; the new tokens will be in `tokens.slots`.
-                None without cached tokens.
-        """
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        """Returns queries and keys of the new tokens as they enter the scores, and extras."""
         return q_BHTD, k_BKTD, None
 
     def bias(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKSD: Tensor,
-        extras_BKSM: Tensor | None,
-        tokens: Tokens,
+        self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor | None, tokens: Tokens
     ) -> ScoreBias | None:
-        """Returns the bias of all scores, given the layer's normalised input, prepared queries, and
-        all keys with their extras."""
+        """Returns the bias of all scores, given prepared queries, and all keys with their extras
+        (B, K, S, M)."""
         return tokens.bias
 
     def payload(self, e: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -137,9 +123,8 @@ class LayerPosition(PositionModule):
 
     def finish(self, attended_BHTD: Tensor, lse_BHT: Tensor) -> Tensor:
         """Returns the averages over the attended tokens as they leave attention, given the log-
-        sum-exp of the scores. Called if `needs_lse`, for values, payload and weights alike: the
-        payload and the weights that are returned get what the values get. A logit s more in the
-        softmax, of a token without values, is attended * sigmoid(lse - s)."""
+        sum-exp of the scores. Called if `needs_lse`, for values, payload and weights alike. A
+        logit s more in the softmax, of a token without values, is attended * sigmoid(lse - s)."""
         return attended_BHTD
 
     def next_state(
@@ -150,24 +135,25 @@ class LayerPosition(PositionModule):
         return e
 
 
+NUMBERS = {bool: "true or false", int: "an integer", float: "a number"}
+
+
 class PositionEncoding(PositionModule):
-    """A positional encoding. Every method but `read` defaults to no effect: NoPE overrides
-    none.
+    """A positional encoding. Every method but `read` defaults to no effect: NoPE overrides none.
 
     The decoder calls the encoding as a module (`forward`), and so does whatever else needs its
     parameters: accelerate loads those that it keeps off the device when their module is called.
 
-    The arguments of an encoding are the keyword-only parameters of its `__init__`: their names
-    and defaults are what `TapeConfig(position={"name": ..., ...})` accepts and saves.
+    The arguments of an encoding are the annotated attributes of its class, apart from ClassVars:
+    `TapeConfig(position={"name": ..., ...})` accepts and saves their names, and has their defaults.
 
     Attributes:
         backends: attention backends that support this encoding.
         ordered: whether position_ids must increase from token to token.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
+        positive: numeric arguments that must be above zero.
         updates: whether layers update its state.
         reads: whether it takes token indices from the token ids (`read`).
-        shards: whether layers prepare a token's queries, keys and payload from that token alone,
-            so that processes can share a text (`tape.model.sequence_parallel`).
         per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
     """
@@ -176,14 +162,19 @@ class PositionEncoding(PositionModule):
     ordered: ClassVar[bool] = True
     reads: ClassVar[bool] = False
     updates: ClassVar[bool] = False
-    shards: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
+    positive: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, config: PretrainedConfig, *, sampler: str | dict[str, Any] = "index"):
+    sampler: str | dict[str, Any] = "index"
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__()
-        self.sampler = sampling.build(sampler)
+        self.config = config
         self._constants: dict[str, Tensor] = {}
+        for name, value in arguments.items():
+            setattr(self, name, value)
+        self.sampler = sampling.build(self.sampler)
 
     @property
     def max_positions(self) -> int | None:
@@ -201,15 +192,35 @@ class PositionEncoding(PositionModule):
         return cls.backends
 
     @classmethod
-    def defaults(cls) -> dict[str, Any]:
-        """Returns names and defaults of the arguments, inherited ones included."""
+    def _types(cls) -> dict[str, Any]:
+        """Returns names and types of the arguments, inherited ones included."""
         found: dict[str, Any] = {}
         for owner in reversed(cls.__mro__):
             if issubclass(owner, PositionEncoding):
                 found |= dict.fromkeys(vars(owner).get("config_arguments", ()))
-                parameters = inspect.signature(owner.__init__).parameters.values()
-                found |= {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        return found
+                found |= get_annotations(owner, eval_str=True)
+        return {name: kind for name, kind in found.items() if get_origin(kind) is not ClassVar}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Returns names and defaults of the arguments, inherited ones included."""
+        return {name: getattr(cls, name, None) for name in cls._types()}
+
+    @classmethod
+    def check_numbers(cls, owner: str, given: dict[str, Any]) -> None:
+        """Raises a ValueError for a number of another type than the argument's, and for one that is
+        not `positive`. Integers are accepted as floats."""
+        for name, hint in cls._types().items():
+            kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+            kind, value = kinds[0], given.get(name)
+            unset = name not in given or (value is None and NoneType in kinds)
+            if kind not in NUMBERS or str in kinds or unset:
+                continue
+            fits = type(value) in ((int, float) if kind is float else (kind,))
+            least = (" > 0" if kind is float else " >= 1") if name in cls.positive else ""
+            # The first bound excludes inf and NaN.
+            if not fits or not abs(value) < 2.0**31 or (least and value <= 0):
+                raise ValueError(f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}")
 
     @classmethod
     def for_tokenizer(
@@ -222,10 +233,8 @@ class PositionEncoding(PositionModule):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         """Completes a full set of arguments for a configuration; returns what it saves.
 
-        Override it where a default derives from the configuration (it is saved as a number, so that
-        a checkpoint records its training settings), or where a value belongs in a field of the
-        configuration that other tools read.
-        """
+        Override it where a default derives from the configuration, which a checkpoint records as a
+        number, or where a value belongs in a field of the configuration that other tools read."""
         if config.head_dim % 2:
             config.rope_parameters = None  # unused here, and transformers would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
@@ -249,11 +258,7 @@ class PositionEncoding(PositionModule):
         return self
 
     def read(
-        self,
-        input_ids: Tensor | None,
-        real: Tensor | None,
-        last: Tensor,
-        documents: Tensor | None = None,
+        self, input_ids: Tensor | None, real: Tensor | None, last: Tensor, documents: Tensor | None
     ) -> Tensor:
         """Returns the token indices of the new tokens, (B, T), at padding that of the token before.
         Called if `reads`.
@@ -267,20 +272,12 @@ class PositionEncoding(PositionModule):
         raise NotImplementedError
 
     def forward(
-        self, x_BTC: Tensor, local: Positions, positions: Positions, num_layers: int
+        self, x_BTC: Tensor, positions: Positions, num_layers: int
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
-        """Returns the token embeddings (`embed`), the states that pass through the layers, several
-        if layers have different ones (`LayerPosition.entry`), and the biases of all layers
-        (`biases`).
-
-        Args:
-            local: coordinates of the tokens that the layers compute.
-            positions: coordinates of all tokens of these texts, of which another process may have
-                some (`tape.model.sequence_parallel`).
-        """
-        dtype = torch.promote_types(x_BTC.dtype, torch.float32)
-        states = [self.state(local, dtype)]
-        return self.embed(x_BTC, local), states, self.biases(positions, num_layers)
+        """Returns token embeddings (`embed`), the states that pass through the layers, several if
+        layers have different ones (`LayerPosition.entry`), and biases of all layers (`biases`)."""
+        states = [self.state(positions, torch.promote_types(x_BTC.dtype, torch.float32))]
+        return self.embed(x_BTC, positions), states, self.biases(positions, num_layers)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""

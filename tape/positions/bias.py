@@ -7,26 +7,16 @@ zero.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import (
-    ALL_BACKENDS,
-    PositionEncoding,
-    PositionModule,
-    Positions,
-    WideLinear,
-)
+from tape.positions.base import PositionEncoding, PositionModule, Positions, WideLinear
 from tape.positions.sampling import SAMPLERS
-from tape.positions.scores import ScoreBias, ScoreMod, distances, lookup
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-DENSE_BACKENDS = ALL_BACKENDS - {"flash_attention_2"}
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, distances, lookup
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -41,7 +31,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 class SlopeBias(ScoreBias):
-    """-m_h (i - j). It has no parameters: all layers share one object and its dense form."""
+    """-m_h (i - j), without parameters: all layers share one object and its dense form."""
 
     def __init__(self, slopes: Tensor, positions: Positions, consecutive: bool = True):
         self.slopes, self.positions, self.consecutive = slopes, positions, consecutive
@@ -76,8 +66,6 @@ class SlopeBias(ScoreBias):
 class ALiBi(PositionEncoding):
     """Attention with linear biases (Press et al. 2021, arXiv 2108.12409)."""
 
-    shards = per_head = True
-
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
         self.register_constant("slopes", alibi_slopes(config.num_attention_heads))
@@ -104,15 +92,19 @@ class LearnedBias(ScoreBias):
 
 
 class LearnedBiasEncoding(PositionEncoding):
-    """Encoding with one module Positions -> (B|1, H, T, S) per layer.
-
-    FlexAttention reads FIRE's dense form: computing its MLP would read each weight several times.
-    """
+    """Encoding with one module Positions -> (B|1, H, T, S) per layer. FlexAttention reads FIRE's
+    dense form: computing its MLP would read each weight several times."""
 
     backends = DENSE_BACKENDS
-    shards = per_head = True
-    bias: type[LearnedBias] = LearnedBias
-    layers: nn.ModuleList
+    bias: ClassVar[type[LearnedBias]] = LearnedBias
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.layers = nn.ModuleList(self.make_layer() for _ in range(config.num_hidden_layers))
+
+    def make_layer(self) -> nn.Module:
+        """Makes the module of a decoder layer."""
+        raise NotImplementedError
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         return [self.bias(layer, positions) for layer in self.layers]
@@ -138,11 +130,8 @@ class T5Layer(nn.Module):
 
 
 class TableBias(LearnedBias):
-    """T5's bias; FlexAttention reads it by distance.
-
-    Not by bucket: the gradients of all pairs of a bucket, of most pairs in the last one, would be
-    added to one address of a GPU's memory one after the other.
-    """
+    """T5's bias; FlexAttention reads it by distance. By bucket the gradients of all its pairs would
+    be added to one address of a GPU's memory one after the other."""
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         layer, device = self.layer, self.positions.query.device
@@ -166,24 +155,21 @@ class T5Bias(LearnedBiasEncoding):
 
     bias = TableBias
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        if num_buckets < 2 or num_buckets % 2 or max_distance <= num_buckets // 2:
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def make_layer(self) -> nn.Module:
+        return T5Layer(self.config.num_attention_heads, self.num_buckets, self.max_distance)
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        buckets, farthest = arguments["num_buckets"], arguments["max_distance"]
+        if buckets < 2 or buckets % 2 or farthest <= buckets // 2:
             raise ValueError(
-                f"position t5: num_buckets={num_buckets} must be even and max_distance="
-                f"{max_distance} above half of it"
+                f"position t5: num_buckets={buckets} must be even and max_distance={farthest} "
+                "above half of it"
             )
-        self.layers = nn.ModuleList(
-            T5Layer(config.num_attention_heads, num_buckets, max_distance)
-            for _ in range(config.num_hidden_layers)
-        )
+        return super().configure(config, arguments)
 
 
 class FIRELayer(PositionModule):
@@ -201,8 +187,7 @@ class FIRELayer(PositionModule):
         self.multiplier = nn.Parameter(torch.empty(1))
 
     def reset_parameters(self) -> None:
-        # torch's default initialisation, as in the authors' listing: with a standard deviation of
-        # 0.02 the bias would be flat, and FIRE would start as NoPE.
+        # As in the authors' listing: with a standard deviation of 0.02 FIRE would start as NoPE.
         for linear in (self.hidden, self.output):
             bound = 1 / math.sqrt(linear.in_features)
             init.uniform_(linear.weight, -bound, bound)
@@ -226,23 +211,13 @@ class FIRE(LearnedBiasEncoding):
     """MLP(psi(i - j) / psi(max(|multiplier * threshold|, i))) with psi(x) = ln(|c x| + 1), an MLP
     1 -> hidden -> H with ReLU; c and multiplier are learned (Li et al. 2023, arXiv 2310.04418)."""
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        hidden: int = 32,
-        threshold: float = 512.0,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        if hidden < 1:
-            raise ValueError(f"position fire: hidden={hidden} must be at least 1")
-        if not 0 < threshold < math.inf:
-            raise ValueError(f"position fire: threshold={threshold} must be a number > 0")
-        self.layers = nn.ModuleList(
-            FIRELayer(config.num_attention_heads, hidden, threshold)
-            for _ in range(config.num_hidden_layers)
-        )
+    positive = ("hidden", "threshold")
+
+    hidden: int = 32
+    threshold: float = 512.0
+
+    def make_layer(self) -> nn.Module:
+        return FIRELayer(self.config.num_attention_heads, self.hidden, self.threshold)
 
 
 class KerpleLayer(PositionModule):
@@ -271,8 +246,5 @@ class Kerple(LearnedBiasEncoding):
     """-p_h ln(1 + a_h (i - j)) with p_h, a_h >= 0.01 learned per head and layer, the logarithmic
     kernel of Chi et al. 2022 (arXiv 2205.09921)."""
 
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        self.layers = nn.ModuleList(
-            KerpleLayer(config.num_attention_heads) for _ in range(config.num_hidden_layers)
-        )
+    def make_layer(self) -> nn.Module:
+        return KerpleLayer(self.config.num_attention_heads)

@@ -4,23 +4,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
-from tape.positions.rotary import RotaryLayer
-from tape.positions.sums import PARTS, running_sums, split_sums
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
+from tape.positions.sums import PARTS, SummedRotaryLayer
 
 
-class ContextRotaryLayer(RotaryLayer):
-    """Keeps for each token its phases modulo 2 pi, which later ones are added to."""
-
+class ContextRotaryLayer(SummedRotaryLayer):
     decays = ("frequency",)
 
     def __init__(self, config: PretrainedConfig, theta: float):
@@ -34,47 +29,28 @@ class ContextRotaryLayer(RotaryLayer):
         init.zeros_(self.frequency.weight)
         init.constant_(self.frequency.bias, math.log(math.expm1(self.ratio - 1)))
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.promote_types(self.frequency.weight.dtype, torch.float32)
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            logit = self.frequency(x_BTC.to(wide)).mT[..., None]  # (B, K, T, 1)
-            # ln(1 + softplus), of which torch's softplus would round large ones.
-            slower = torch.logaddexp(logit, torch.zeros_like(logit)).log1p()
-            power = torch.arange(self.frequencies, device=x_BTC.device, dtype=wide)
-            steps = (-power * slower).exp()
-            phases = running_sums(steps, past_BKLM, tokens)
-            e = torch.stack((phases.cos(), phases.sin()), dim=-2)
-            kept = split_sums(phases.remainder(2 * math.pi), k_BKTD.dtype)
-        return *self.rotate(q_BHTD, k_BKTD, e), kept
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        logit = widen(self.frequency, tokens.x).mT[..., None]  # (B, K, T, 1)
+        # ln(1 + softplus), of which torch's softplus would round large ones.
+        slower = torch.logaddexp(logit, torch.zeros_like(logit)).log1p()
+        power = torch.arange(self.frequencies, device=logit.device, dtype=logit.dtype)
+        return self.rotate_by_sums(q_BHTD, k_BKTD, (-power * slower).exp(), tokens)
 
 
 class CARoPE(PositionEncoding):
     """Rotates pair f of queries and keys by the sum of b(x_t)^f over the tokens up to theirs, where
     b(x) = 1 / (1 + softplus(w . x + c)) lies in (0, 1). It starts as RoPE: w = 0, and b =
     theta^(-2/D). Phases belong to key/value heads. The paper has neither c nor f = 0, without which
-    it would not start as RoPE. No code is published: re-derived from the paper's equations.
+    it would not start as RoPE. No code is published: re-derived from the paper's equations."""
 
-    Arguments of the configuration:
-        theta: base of the first frequencies.
-    """
+    theta: float = 10_000.0  # base of the first frequencies
 
-    shards = per_head = True
-
-    def __init__(self, config: PretrainedConfig, *, theta: float = 10_000.0, **arguments: Any):
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
         if config.head_dim % 2:
             raise ValueError(f"position carope: head_dim={config.head_dim} must be even")
-        if not theta > 1:
-            raise ValueError(f"position carope: theta={theta} must be a number > 1")
-        self.config, self.theta = config, theta
+        if not self.theta > 1:
+            raise ValueError(f"position carope: theta={self.theta} must be a number > 1")
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return ContextRotaryLayer(self.config, self.theta)

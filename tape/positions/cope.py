@@ -3,19 +3,16 @@ arXiv 2405.18719)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
-from tape.positions.bias import DENSE_BACKENDS
-from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.scores import DENSE_BACKENDS, PairBias, ScoreBias, for_queries
 
 
 def seen_tokens(tokens: Tokens, S: int) -> Tensor:
@@ -29,28 +26,27 @@ def seen_tokens(tokens: Tokens, S: int) -> Tensor:
     return F.pad(real, (0, S - real.shape[-1]))
 
 
-class CountBias(ScoreBias):
+class CountBias(PairBias):
     """q_i . e[p_ij] / sqrt(D), linear between the rows of e (D, N); p_ij is the sum of
     sigmoid(q_i . k_t / sqrt(D)) over the real tokens t = j .. i that i sees by a 4-D mask, at most
     N - 1."""
 
     def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, e: Tensor, tokens: Tokens):
-        self.q, self.k, self.e, self.tokens = q_BHTD, k_BKSD, e, tokens
+        super().__init__(q_BHTD, k_BKSD)
+        self.e, self.tokens = e, tokens
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        H, S, D, N = self.q.shape[1], self.k.shape[2], *self.e.shape
-        q = self.q.to(torch.promote_types(dtype, torch.float32)) * D**-0.5
-        k = self.k.to(q.dtype).repeat_interleave(H // self.k.shape[1], dim=1)
+    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        S, (D, N) = k_BKSD.shape[2], self.e.shape
+        q = q_BHTD * D**-0.5
         slots = torch.arange(S, device=q.device)
         counted = (slots <= self.tokens.slots[:, None]) & seen_tokens(self.tokens, S)
-        with torch.autocast(q.device.type, enabled=False):
-            gates = (q @ k.mT).sigmoid() * counted
-            # Sums from j on: from the last slot back.
-            place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=N - 1)
-            scores = q @ self.e.to(q.dtype)  # (B, H, T, N)
+        gates = (q @ for_queries(k_BKSD, q).mT).sigmoid() * counted
+        # Sums from j on: from the last slot back.
+        place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=N - 1)
+        scores = q @ self.e.to(q.dtype)  # (B, H, T, N)
         below = place.detach().floor().long()
         low, high = (scores.gather(-1, at) for at in (below, (below + 1).clamp(max=N - 1)))
-        return low.lerp(high, place - below).to(dtype)
+        return low.lerp(high, place - below)
 
 
 class CountLayer(LayerPosition):
@@ -61,9 +57,7 @@ class CountLayer(LayerPosition):
     def reset_parameters(self) -> None:
         init.zeros_(self.table)
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
-    ) -> ScoreBias:
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
         return self(q_BHTD, k_BKSD, tokens)
 
     def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, tokens: Tokens) -> CountBias:
@@ -72,19 +66,16 @@ class CountLayer(LayerPosition):
 
 class CoPE(PositionEncoding):
     """Adds q_i . e[p_ij] to the products q_i . k_j, for the number p_ij of tokens from j to i, each
-    counted as far as the query selects it. All heads of a layer share e, zero at first.
-
-    Arguments of the configuration:
-        count: number of positions; further tokens are at the last.
-    """
+    counted as far as the query selects it. All heads of a layer share e, zero at first."""
 
     backends = DENSE_BACKENDS
 
-    def __init__(self, config: PretrainedConfig, *, count: int = 64, **arguments: Any):
+    count: int = 64  # positions; further tokens are at the last
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        if count < 2:
-            raise ValueError(f"position cope: count={count} must be an integer >= 2")
-        self.config, self.count = config, count
+        if self.count < 2:
+            raise ValueError(f"position cope: count={self.count} must be an integer >= 2")
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return CountLayer(self.config.head_dim, self.count)

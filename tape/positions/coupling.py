@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -17,15 +15,12 @@ class Coupling(Abacus):
     per sequence, uniform in 0..offset, is added to the ids of all tokens, where Abacus leaves those
     around numbers at 0. position_ids are not used.
 
-    The paper's ids fall with the weight, from those of + and = on; these rise, which is another
-    order of the table's rows. Its operands may be written in the plain order, whose ids depend on
-    digits that follow; a decoder that writes numbers cannot know these. The ids were compared by
-    hand with the authors' code (src/data/addition.py in HanseulJo/position-coupling).
+    The paper's ids fall with the weight; these rise, which is another order of the table's rows.
+    Its operands may be written in the plain order, whose ids depend on digits that follow, which a
+    decoder that writes numbers cannot know. The ids were compared by hand with the authors' code
+    (HanseulJo/position-coupling)."""
 
-    Arguments of the configuration: those of Abacus.
-    """
-
-    name: ClassVar[str] = "coupling"
+    name = "coupling"
 
     def moves(self, places: Tensor, before: Tensor) -> Tensor:
         return torch.ones_like(places)

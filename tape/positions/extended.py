@@ -4,22 +4,20 @@ are mapped to trained ones (`tape.positions.pieces`)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, Positions, Tokens
+from tape.positions.base import LayerPosition, Positions, Prepared, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
-from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
 
 
-class Remapped(ScoreBias):
+class Remapped(PairBias):
     """The products of queries and keys over sqrt(D), each piece with its rotations. Without queries
     and keys it is what all layers share."""
 
@@ -28,41 +26,27 @@ class Remapped(ScoreBias):
     def __init__(
         self, turns: Callable[[torch.dtype], list[Piece]], q: Tensor | None, k: Tensor | None
     ):
-        self.turns, self.q, self.k = turns, q, k
+        super().__init__(q, k)
+        self.turns = turns
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        (H, T, D), K = self.q.shape[1:], self.k.shape[1]
-        wide = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(self.q.device.type, enabled=False):
-            q, k, scores = self.q.to(wide) * D**-0.5, self.k.to(wide), None
-            for piece in self.turns(wide):
-                grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
-                found = (grouped @ apply_rotary(k, piece.key).mT).view(len(q), H, T, -1)
-                scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
-        return scores.to(dtype)
-
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        return Remapped(self.turns, to_heads(self.q), to_heads(self.k))
+    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        (H, T, D), K = q_BHTD.shape[1:], k_BKSD.shape[1]
+        q, scores = q_BHTD * D**-0.5, None
+        for piece in self.turns(q.dtype):
+            grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
+            found = (grouped @ apply_rotary(k_BKSD, piece.key).mT).view(len(q), H, T, -1)
+            scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
+        return scores
 
 
 class ExtendedLayer(LayerPosition):
     """Leaves queries and keys, cached ones too, without rotations: the scores rotate them."""
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: None,
-    ) -> tuple[Tensor, Tensor, None]:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         refuse_later_tokens("extended", tokens, self.training)
         return q_BHTD, k_BKTD, None
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
-    ) -> ScoreBias:
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
         return Remapped(tokens.bias.turns, q_BHTD, k_BKSD)
 
 
@@ -78,40 +62,27 @@ class ExtendedRoPE(RoPE):
                       arXiv 2402.17463)
         string        d if d < S, else d - S + W (An et al. 2024, arXiv 2410.18745)
 
-    It loads the weights of any model with RoPE, also of a Llama, whose frequencies and schedule it
-    keeps. Distances stay below the training length L in texts of up to (L - W + floor(W / G)) G
-    tokens with self_extend, (L - W) G + W with leaky_rerope (which the authors of Self-Extend give
-    for both), and L + S - W with string; at any length with rerope and dca.
-
-    Arguments of the configuration:
-        method: one of these.
-        factor: the length to reach is factor L; it determines `group` or `offset`, and is not
-            saved. By default 4, of string 1.
-        window: W; by default L/4, as the authors of Self-Extend and ReRoPE choose for Llama 2; of
-            dca L - C; of string L/16, at most 128.
-        group: G; by default the smallest that reaches `factor`, which they advise to begin with.
-        chunk: C; by default 3/4 L, as in the paper.
-        offset: S; by default L/3, as in the paper, or more if `factor` needs it.
+    It loads the weights and frequencies of any model with RoPE, also of a Llama. Distances stay
+    below the training length L in texts of up to (L - W + floor(W / G)) G tokens with self_extend,
+    (L - W) G + W with leaky_rerope, and L + S - W with string; at any length with rerope and dca.
     """
 
-    backends = frozenset({"eager", "sdpa"})
+    backends = SCORE_BACKENDS
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        method: str = "self_extend",
-        factor: float | None = None,
-        window: int | None = None,
-        group: int | None = None,
-        chunk: int | None = None,
-        offset: int | None = None,
-        **arguments: Any,
-    ):
+    method: str = "self_extend"
+    # The length to reach is factor L; it determines G or S, and is not saved. 4, of string 1.
+    factor: float | None = None
+    # W; by default L/4, as the authors of Self-Extend and ReRoPE choose for Llama 2; of dca L - C;
+    # of string L/16, at most 128.
+    window: int | None = None
+    group: int | None = None  # G; by default the smallest that reaches `factor`
+    chunk: int | None = None  # C; by default 3/4 L, as in the paper
+    offset: int | None = None  # S; by default L/3, as in the paper, or more if `factor` needs it
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        found = {"window": window, "group": group, "chunk": chunk, "offset": offset}
-        self.pieces, names = METHODS[method]
-        self.settings = {name: found[name] for name in names}
+        self.pieces, names = METHODS[self.method]
+        self.settings = {name: getattr(self, name) for name in names}
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import Positions
 from tape.positions.rotary import RoPE
 from tape.positions.schedules import inverse_frequencies
-from tape.validation import check_integer
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 def count_trained(config: PretrainedConfig, length: int) -> int:
@@ -32,30 +29,17 @@ class FoPE(RoPE):
     """Multiplies pair m of queries and keys, as a complex number, by sum_f (1[f = m] + a_fm)
     cos(p w_f) + i sum_f (1[f = m] + b_fm) sin(p w_f), where w are RoPE's frequencies from 2 pi /
     length on; pairs with lower ones do not turn. a and b belong to key/value heads, and all layers
-    share them, as in vLLM's form. The formula is the paper's, and was compared by hand with vLLM's
-    and with the published code: there the sine of a pair that does not turn is 1, not 0, and the
-    latter divides the coefficients of a pair by their sum.
+    share them. Compared by hand with vLLM's form and the published code, where the sine of a pair
+    that does not turn is 1, not 0; the latter divides a pair's coefficients by their sum."""
 
-    Arguments of the configuration:
-        length: by default the training length.
-        gain: a and b start normal, with a standard deviation of gain / sqrt(frequencies).
-    """
+    positive = ("length", "gain")
 
-    per_head = True
+    length: int | None = None  # by default the training length
+    gain: float = 0.3  # a, b start normal, with a deviation of gain / sqrt(frequencies)
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        length: int | None = None,
-        gain: float = 0.3,
-        **arguments: Any,
-    ):
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        if not gain > 0:
-            raise ValueError(f"position fope: gain={gain} must be a number > 0")
-        self.gain = gain
-        n = count_trained(config, length)
+        n = count_trained(config, self.length)
         self.register_constant("inv_freq", inverse_frequencies(config)[0][:n].clone())
         shape = (config.num_key_value_heads, n, n)
         self.cosine, self.sine = (nn.Parameter(torch.empty(shape)) for _ in range(2))
@@ -63,15 +47,13 @@ class FoPE(RoPE):
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         arguments = super().configure(config, arguments)
-        if arguments["length"] is None:
-            arguments["length"] = config.max_position_embeddings
-        check_integer("position fope: length", arguments["length"])
-        if not count_trained(config, arguments["length"]):
+        length = arguments["length"] or config.max_position_embeddings
+        if not count_trained(config, length):
             raise ValueError(
-                f"position fope: length={arguments['length']} is too short for any frequency to "
-                "turn once; give a larger one"
+                f"position fope: length={length} is too short for any frequency to turn once; give "
+                "a larger one"
             )
-        return arguments
+        return arguments | {"length": length}
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -86,5 +68,5 @@ class FoPE(RoPE):
             cosine = cosine + cosine @ self.cosine.to(dtype)
             sine = sine + sine @ self.sine.to(dtype)
         still = self.config.head_dim // 2 - len(self.inv_freq)
-        waves = (F.pad(cosine, (0, still), value=1), F.pad(sine, (0, still)))
-        return torch.stack(waves, dim=-2) * self.magnitude  # (B|1, K, T, 2, F)
+        pairs = F.pad(cosine, (0, still), value=1), F.pad(sine, (0, still))
+        return torch.stack(pairs, dim=-2) * self.magnitude  # (B|1, K, T, 2, F)

@@ -3,22 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
-from tape.positions.bias import DENSE_BACKENDS
-from tape.positions.scores import ScoreBias, ScoreMod, SumOfBiases, lookup
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, SumOfBiases, lookup
 from tape.positions.sums import PARTS, join_sums, running_sums, split_sums
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 
 # Sums are counted in units of so many nats: float16 ends at 65,504, and a key's extras at 2^24 nats
 # then, where sums in float32 are no finer than one. A power of two: other dtypes round alike.
@@ -33,9 +26,6 @@ class ForgetBias(ScoreBias):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return (self.query[..., :, None] - self.key[..., None, :]).to(dtype)
-
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        return ForgetBias(*(to_heads(c[..., None])[..., 0] for c in (self.query, self.key)))
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         query, key = (lookup(c.to(dtype)) for c in (self.query, self.key))
@@ -56,30 +46,14 @@ class ForgetLayer(LayerPosition):
     def reset_parameters(self) -> None:
         init.constant_(self.gate.bias, self.start)
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            steps_BTH = F.logsigmoid(self.gate(x_BTC.to(wide))) / UNIT
-        K = k_BKTD.shape[1]
-        steps_BKTG = steps_BTH.unflatten(-1, (K, -1)).transpose(1, 2)  # G = H / K
-        c_BKTG = running_sums(steps_BKTG, past_BKLM, tokens)
-        return q_BHTD, k_BKTD, split_sums(c_BKTG, k_BKTD.dtype)
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        steps_BTH = F.logsigmoid(widen(self.gate, tokens.x)) / UNIT
+        steps_BKTG = steps_BTH.unflatten(-1, (k_BKTD.shape[1], -1)).transpose(1, 2)  # G = H / K
+        return q_BHTD, k_BKTD, split_sums(running_sums(steps_BKTG, tokens), k_BKTD.dtype)
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
-    ) -> ScoreBias:
-        c_BKSG = UNIT * join_sums(
-            extras_BKSM, torch.promote_types(extras_BKSM.dtype, torch.float32)
-        )
-        c_BHS = c_BKSG.mT.flatten(1, 2)
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
+        wide = torch.promote_types(extras.dtype, torch.float32)
+        c_BHS = (UNIT * join_sums(extras, wide)).mT.flatten(1, 2)
         return ForgetBias(c_BHS[..., tokens.slots], c_BHS)
 
 
@@ -92,45 +66,28 @@ class Forgetting(LayerPosition):
         self.widths = inner.extras_width, forget.extras_width
         self.extras_width = sum(self.widths)
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         kept = sums = None
-        if past_BKLM is not None:
-            kept, sums = past_BKLM.split(self.widths, dim=-1)
-        *_, sums = self.forget.prepare(x_BTC, q_BHTD, k_BKTD, e, tokens, sums)
-        q_BHTD, k_BKTD, kept = self.inner.prepare(x_BTC, q_BHTD, k_BKTD, e, tokens, kept)
+        if tokens.past is not None:
+            kept, sums = tokens.past.split(self.widths, dim=-1)
+        *_, sums = self.forget.prepare(q_BHTD, k_BKTD, tokens._replace(past=sums))
+        q_BHTD, k_BKTD, kept = self.inner.prepare(q_BHTD, k_BKTD, tokens._replace(past=kept))
         return q_BHTD, k_BKTD, torch.cat((kept, sums), dim=-1)
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
-    ) -> ScoreBias:
-        kept, sums = extras_BKSM.split(self.widths, dim=-1)
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
+        kept, sums = extras.split(self.widths, dim=-1)
         return SumOfBiases(
-            self.inner.bias(x_BTC, q_BHTD, k_BKSD, kept, tokens),
-            self.forget.bias(x_BTC, q_BHTD, k_BKSD, sums, tokens),
+            self.inner.bias(q_BHTD, k_BKSD, kept, tokens),
+            self.forget.bias(q_BHTD, k_BKSD, sums, tokens),
         )
 
 
 class FoX(PositionEncoding):
-    """Adds c_i - c_j to the scores, the sum of ln sigmoid(w_h x_t + b_h) over t = j+1 .. i.
-
-    Arguments of the configuration:
-        start: b at first; sigmoid(b) is the share that a head keeps from token to token.
-    """
+    """Adds c_i - c_j to the scores, the sum of ln sigmoid(w_h x_t + b_h) over t = j+1 .. i."""
 
     backends = DENSE_BACKENDS
-    shards = per_head = True
 
-    def __init__(self, config: PretrainedConfig, *, start: float = 0.0, **arguments: Any):
-        super().__init__(config, **arguments)
-        self.config, self.start = config, start
+    start: float = 0.0  # b at first; sigmoid(b) is the share that a head keeps at a token
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return ForgetLayer(self.config, self.start)

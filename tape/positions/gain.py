@@ -2,23 +2,18 @@
 
 That update mixes heads with real numbers that do not depend on the frequency, and all heads start
 with the same phases. So without the average of the state, TAPE is exactly RoPE whose rotated
-queries and keys are multiplied by one real number per token and head (tests/test_gain.py). Here a
-layer reads that number from its own input.
+queries and keys are multiplied by one real number per token and head (tests/test_properties.py).
+Here a layer reads that number from its own input.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, Tokens, WideLinear
+from tape.positions.base import LayerPosition, Tokens, WideLinear, widen
 from tape.positions.rotary import RoPE, RotaryLayer
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class GainLayer(RotaryLayer):
@@ -33,29 +28,14 @@ class GainLayer(RotaryLayer):
     def reset_parameters(self) -> None:
         init.zeros_(self.gain.weight)
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: Tensor,
-        tokens: Tokens,
-        past_BKLM: None,
-    ) -> tuple[Tensor, Tensor, None]:
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            gain_BKT = 2 * self.gain(x_BTC.to(e.dtype)).sigmoid().mT
-            e = e * gain_BKT[..., None, None]
-        return *self.rotate(q_BHTD, k_BKTD, e), None
+    def rotation(self, tokens: Tokens) -> Tensor:
+        gain_BKT = 2 * widen(self.gain, tokens.x).sigmoid().mT
+        return tokens.e * gain_BKT[..., None, None]
 
 
 class RoPEGain(RoPE):
     """RoPE whose queries and keys are multiplied by 2 sigmoid(w_h . x), one number per token and
-    key/value head, which is 1 at first. The control for what TAPE's phases are worth.
-
-    Arguments of the configuration: those of RoPE.
-    """
-
-    per_head = True
+    key/value head, which is 1 at first. The control for what TAPE's phases are worth."""
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return GainLayer(self.config)

@@ -1,28 +1,25 @@
 """Multiplicative GRAPE: RoPE with learned frequencies, and its contextual form (Zhang et al. 2026,
 arXiv 2512.07805).
 
-Re-derived by hand from the paper and from the authors' two decoders (model-architectures/GRAPE,
-model/llama-mha-grape-m-nonctx.py and -ctx.py), which rotate in the other direction: scores are the
-same up to the order of channels.
+Re-derived by hand from the paper and the authors' decoders (model-architectures/GRAPE,
+model/llama-mha-grape-m-*.py), which rotate in the other direction.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
-from tape.positions.rotary import RotaryLayer
-from tape.positions.schedules import frequencies_of, plain_theta, state_at
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
+from tape.positions.rotary import RotaryLayer, waves
+from tape.positions.schedules import frequencies_of, plain_theta
 from tape.positions.sums import PARTS, running_sums, split_sums
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 # A key's extras count angles in units of so many radians: float16 ends at a million then, where
 # float32 resolves no phase any more. A power of two: other dtypes round alike.
@@ -41,25 +38,15 @@ class FrequencyLayer(RotaryLayer):
     def reset_parameters(self) -> None:
         init.zeros_(self.log_ratio)
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: None,
-    ) -> tuple[Tensor, Tensor, None]:
-        e = self(tokens.positions.query[:, None])
-        return *self.rotate(q_BHTD, k_BKTD, e), None
+    def rotation(self, tokens: Tokens) -> Tensor:
+        return self(tokens.positions.query[:, None])
 
     def forward(self, place_BKT: Tensor) -> Tensor:
         """Returns cosine and sine of the phases, (B|1, K|1, T, 2, F), at these places."""
         wide = torch.promote_types(self.log_ratio.dtype, torch.float32)
-        with torch.autocast(place_BKT.device.type, enabled=False):
-            ratio = self.log_ratio.to(wide).exp()[:, None]  # (K|1, 1, F)
-            frequencies = frequencies_of(self.theta, ratio.shape[-1], ratio) * ratio
-            return state_at(place_BKT.to(wide), frequencies)
+        ratio = self.log_ratio.to(wide).exp()[:, None]  # (K|1, 1, F)
+        frequencies = frequencies_of(self.theta, ratio.shape[-1], ratio) * ratio
+        return waves(place_BKT.to(wide)[..., None] * frequencies)
 
 
 class ContextualLayer(FrequencyLayer):
@@ -78,21 +65,11 @@ class ContextualLayer(FrequencyLayer):
         super().reset_parameters()
         init.constant_(self.scale.bias, math.log(math.expm1(self.start)))
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.promote_types(self.log_ratio.dtype, torch.float32)
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            # Softplus, whose own gradient has strides that break graphs of torch.compile.
-            steps_BTK = -F.logsigmoid(-self.scale(x_BTC.to(wide))) / UNIT
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        # Softplus, whose own gradient has strides that break graphs of torch.compile.
+        steps_BTK = -F.logsigmoid(-widen(self.scale, tokens.x)) / UNIT
         steps_BKT1 = steps_BTK.mT[..., None].expand(-1, k_BKTD.shape[1], -1, -1)
-        sums_BKT1 = running_sums(steps_BKT1, past_BKLM, tokens)
+        sums_BKT1 = running_sums(steps_BKT1, tokens)
         rows = len(self.log_ratio)
         e = self(UNIT * (sums_BKT1 - steps_BKT1)[:, :rows, :, 0])
         return *self.rotate(q_BHTD, k_BKTD, e), split_sums(sums_BKT1, k_BKTD.dtype)
@@ -101,41 +78,24 @@ class ContextualLayer(FrequencyLayer):
 class GrapeM(PositionEncoding):
     """Rotates pair f of queries and keys by p theta^(-2f/D) exp(r_f), with r learned in each layer
     and zero at first, where it is RoPE. In the contextual form the sum of softplus(w . x_t + b)
-    over the tokens t before takes the place of p.
+    over the tokens t before takes the place of p."""
 
-    Arguments of the configuration:
-        theta: base of the first frequencies; by default that of the configuration.
-        shared: whether all heads have one r and one (w, b), or each key/value head its own.
-        contextual: whether angles depend on the text.
-        start: softplus(b) at first, the angle from token to token of the fastest pair. The
-            default, which is the authors', is near no positions; 1 is near RoPE.
-    """
+    positive = ("theta", "start")
 
-    shards = per_head = True
-
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        theta: float | None = None,
-        shared: bool = True,
-        contextual: bool = False,
-        start: float = 1e-3,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        self.config, self.theta, self.start = config, theta, start
-        self.contextual, self.rows = contextual, 1 if shared else config.num_key_value_heads
+    theta: float | None = None  # base of the first frequencies; by default the configuration's
+    shared: bool = True  # one r and one (w, b) for all heads, or each key/value head its own
+    contextual: bool = False  # whether angles depend on the text
+    # softplus(b) at first, the angle from token to token of the fastest pair. The default, which is
+    # the authors', is near no positions; 1 is near RoPE.
+    start: float = 1e-3
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        theta, start = arguments["theta"], arguments["start"]
-        if not 0 < start < math.inf:
-            raise ValueError(f"position grape_m: start={start} must be a number > 0")
-        theta = plain_theta(config, "position grape_m", theta)
+        theta = plain_theta(config, "position grape_m", arguments["theta"])
         return super().configure(config, arguments | {"theta": theta})
 
     def layer(self, layer_idx: int) -> LayerPosition:
+        rows = 1 if self.shared else self.config.num_key_value_heads
         if self.contextual:
-            return ContextualLayer(self.config, self.theta, self.rows, self.start)
-        return FrequencyLayer(self.config, self.theta, self.rows)
+            return ContextualLayer(self.config, self.theta, rows, self.start)
+        return FrequencyLayer(self.config, self.theta, rows)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from tape import positions
 from tape.positions.base import LayerPosition, PositionEncoding, Positions
 from tape.positions.scores import ScoreBias
 from tape.validation import check_integer
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 Entry = dict[str, Any]
 
@@ -22,28 +20,19 @@ Entry = dict[str, Any]
 class Mixed(PositionEncoding):
     """Layer l has the encoding `pattern[l % len(pattern)]`. Layers with equal entries are those of
     one encoding: the state that TAPE's layers update passes by the others. Absolute encodings add
-    to the embeddings, whatever their layers.
+    to the embeddings, whatever their layers."""
 
-    Arguments of the configuration:
-        pattern: names of encodings, or mappings with a name, arguments and a `window` (see
-            `LayerPosition`); rotary entries without `theta` and `scaling` have those of the
-            configuration. By default, three layers of RoPE
-            and one without positions, as in Llama 4 and SmolLM3 (Yang et al. 2025, arXiv
-            2501.18795).
-    """
+    # Names of encodings, or mappings with a name, arguments and a `window` (see `LayerPosition`);
+    # rotary entries without `theta` and `scaling` have those of the configuration. By default three
+    # layers of RoPE and one without positions, as in Llama 4 and SmolLM3 (Yang et al. 2025, arXiv
+    # 2501.18795).
+    pattern: Sequence[str | Entry] = ("rope", "rope", "rope", "nope")
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        pattern: Sequence[str | Entry] = ("rope", "rope", "rope", "nope"),
-        **arguments: Any,
-    ):
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        self.places, parts = parts_of(config, pattern)
-        self.windows = [entry.get("window") for entry in pattern]
+        self.places, parts = parts_of(config, self.pattern)
+        self.windows = [entry.get("window") for entry in self.pattern]
         self.entries = nn.ModuleList(positions.build(part) for part in parts)
-        self.per_head = any(entry.per_head for entry in self.entries)
         self.ordered = any(entry.ordered for entry in self.entries)
 
     @classmethod
@@ -78,11 +67,11 @@ class Mixed(PositionEncoding):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def forward(
-        self, x_BTC: Tensor, local: Positions, positions: Positions, num_layers: int
+        self, x_BTC: Tensor, positions: Positions, num_layers: int
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
         states, biases = [], []
         for place, entry in enumerate(self.entries):
-            x_BTC, own, found = entry(x_BTC, local, positions, self.places.count(place))
+            x_BTC, own, found = entry(x_BTC, positions, self.places.count(place))
             states += own
             biases.append(iter(found))
         return x_BTC, states, [next(biases[place]) for place in self.places]
@@ -95,11 +84,7 @@ class Mixed(PositionEncoding):
 
 
 def checked(entry: str | Mapping[str, Any]) -> Entry:
-    """Returns an entry with its name in full.
-
-    Raises:
-        ValueError: for an encoding that cannot be a part.
-    """
+    """Returns an entry with its name in full; refuses an encoding that cannot be a part."""
     name, given = positions.canonical(entry)
     cls = positions.ENCODINGS[name]
     if given.get("window") is not None:

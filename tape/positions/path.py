@@ -3,20 +3,18 @@ arXiv 2505.16381)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.convolution import Convolution
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
 
 CHUNK = 64  # tokens whose maps are multiplied out in one triangular solve
 
@@ -80,31 +78,29 @@ def before(rows: Tensor, text: Chunks, length: int) -> Tensor:
     return torch.cat(columns, dim=-1)[..., :length]
 
 
-class PathScores(ScoreBias):
+class PathScores(PairBias):
     """q_i' H_i .. H_(j+1) k_j / sqrt(D), in place of q_i . k_j / sqrt(D), for the w and beta of all
     keys, (B, K, S, D + 1)."""
 
     replaces_products = True
 
     def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, maps: Tensor, slots: Tensor):
-        self.q, self.k, self.maps, self.slots = q_BHTD, k_BKSD, maps, slots
+        super().__init__(q_BHTD, k_BKSD)
+        self.maps, self.slots = maps, slots
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        (T, D), (K, S) = self.q.shape[2:], self.k.shape[1:3]
-        wide = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(self.q.device.type, enabled=False):
-            q = self.q.to(wide).unflatten(1, (K, -1)) * D**-0.5
-            k, (w, beta) = self.k.to(wide), self.maps.to(wide).split((D, 1), dim=-1)
-            w = F.normalize(w, dim=-1)  # rounding in the extras would let products grow
-            if T == S:
-                scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
-                return scores.flatten(1, 2).to(dtype)
-            new = [x.index_select(2, self.slots) for x in (k, w, beta)]
-            near, rows = within(q, new[0], Chunks.of(*new), onward=True)
-            past = torch.arange(S, device=q.device)[:, None] < self.slots[0]
-            far = before(rows, Chunks.of(k, w, beta * past), S)
-            scores = far.index_copy(-1, self.slots, near)
-        return scores.flatten(1, 2).to(dtype)
+    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        (T, D), (K, S) = q_BHTD.shape[2:], k_BKSD.shape[1:3]
+        q, k = q_BHTD.unflatten(1, (K, -1)) * D**-0.5, k_BKSD
+        w, beta = self.maps.to(q.dtype).split((D, 1), dim=-1)
+        w = F.normalize(w, dim=-1)  # rounding in the extras would let products grow
+        if T == S:
+            scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
+            return scores.flatten(1, 2)
+        new = [x.index_select(2, self.slots) for x in (k, w, beta)]
+        near, rows = within(q, new[0], Chunks.of(*new), onward=True)
+        past = torch.arange(S, device=q.device)[:, None] < self.slots[0]
+        far = before(rows, Chunks.of(k, w, beta * past), S)
+        return far.index_copy(-1, self.slots, near).flatten(1, 2)
 
 
 class PathLayer(LayerPosition):
@@ -119,60 +115,33 @@ class PathLayer(LayerPosition):
         self.gate = nn.Linear(config.hidden_size, K)
         self.rank, self.extras_width = rank, D + 1 + rank
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         refuse_later_tokens("path", tokens, self.training)
-        past = None if past_BKLM is None else past_BKLM[..., -self.rank :]
-        w, low = self.convolution(x_BTC, k_BKTD, past, tokens)
+        past = None if tokens.past is None else tokens.past[..., -self.rank :]
+        w, low = self.convolution(tokens.x, k_BKTD, past, tokens)
         w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)
-        beta = 2 * self.gate(x_BTC).sigmoid().mT[..., None]  # (B, K, T, 1)
+        beta = 2 * self.gate(tokens.x).sigmoid().mT[..., None]  # (B, K, T, 1)
         if tokens.real is not None:  # padding changes no score
             beta = beta * tokens.real[:, None, tokens.slots, None]
         kept = (part.to(k_BKTD.dtype) for part in (w, beta, low))
         return q_BHTD, k_BKTD, torch.cat([*kept], dim=-1)
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
-    ) -> ScoreBias:
-        return PathScores(q_BHTD, k_BKSD, extras_BKSM[..., : -self.rank], tokens.slots)
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
+        return PathScores(q_BHTD, k_BKSD, extras[..., : -self.rank], tokens.slots)
 
 
 class PaTH(PositionEncoding):
     """The score of a query i and a key j is q_i' H_i .. H_(j+1) k_j / sqrt(D), where H_t = 1 -
     beta_t w_t w_t'. Here w_t has length 1 and the direction of a causal convolution per channel of
-    W2 W1 x, and beta_t is 2 sigmoid(u . x_t + b). Both belong to key/value heads.
+    W2 W1 x, and beta_t is 2 sigmoid(u . x_t + b). Both belong to key/value heads."""
 
-    Arguments of the configuration:
-        rank: of W2 W1.
-        kernel: tokens that the convolution reads.
-        gate: whether FoX's bias is added to the scores (PaTH-FoX).
-    """
+    backends = SCORE_BACKENDS
+    positive = ("rank", "kernel")
 
-    backends = frozenset({"eager", "sdpa"})
-    per_head = True
-
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        rank: int = 32,
-        kernel: int = 3,
-        gate: bool = False,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        for name, value in {"rank": rank, "kernel": kernel}.items():
-            if value < 1:
-                raise ValueError(f"position path: {name}={value} must be an integer >= 1")
-        self.config, self.shape, self.gate = config, (rank, kernel), gate
+    rank: int = 32  # of W2 W1
+    kernel: int = 3  # tokens that the convolution reads
+    gate: bool = False  # whether FoX's bias is added to the scores (PaTH-FoX)
 
     def layer(self, layer_idx: int) -> LayerPosition:
-        layer = PathLayer(self.config, *self.shape)
+        layer = PathLayer(self.config, self.rank, self.kernel)
         return Forgetting(layer, ForgetLayer(self.config, 0.0)) if self.gate else layer

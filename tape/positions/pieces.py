@@ -1,13 +1,10 @@
 """Maps of distances between tokens to those that a model was trained on, piece by piece, and their
 settings: the methods of `tape.positions.extended`.
 
-They are those of the papers, which were compared by hand with the authors' code:
-datamllab/LongLM (self_extend_patch/Llama.py), bojone/rerope (rerope_patch.py,
-leaky_rerope_patch.py), HKUNLP/ChunkLlama (chunkllama_attn_replace.py) and STRING
-(string_for_llama.py). They differ from it in these places: queries are not multiplied by
-max(1, log_L(i + 1)), as in both patches of bojone/rerope, nor cosines and sines by 0.1 ln 2 + 1, as
-in STRING's; Self-Extend's shift is W - floor(W / G), not W - W / G; and dca's largest distance is
-C + W - 1, not C + W.
+They are those of the papers, compared by hand with the authors' code: datamllab/LongLM,
+bojone/rerope, HKUNLP/ChunkLlama and STRING. They differ from it in that queries are not multiplied
+by max(1, log_L(i + 1)) (rerope), nor cosines and sines by 0.1 ln 2 + 1 (STRING); Self-Extend's
+shift is W - floor(W / G), not W - W / G; and dca's largest distance is C + W - 1, not C + W.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tape.validation import check_integer, is_number, look_up
+from tape.validation import check_integer, look_up
 
 
 class Piece(NamedTuple):
@@ -42,27 +39,20 @@ def self_extend(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]
 
 
 def rerope(i: Tensor, j: Tensor, *, window: int) -> list[Piece]:
-    return [
-        Piece(i, j),
-        Piece(torch.full_like(i, window), torch.zeros_like(j), far(i, j, window)),
-    ]
+    last = torch.full_like(i, window)
+    return [Piece(i, j), Piece(last, torch.zeros_like(j), far(i, j, window))]
 
 
 def leaky_rerope(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]:
-    return [
-        Piece(i, j),
-        Piece(i / group + window - window / group, j / group, far(i, j, window)),
-    ]
+    query = i / group + window - window / group
+    return [Piece(i, j), Piece(query, j / group, far(i, j, window))]
 
 
 def dca(i: Tensor, j: Tensor, *, window: int, chunk: int) -> list[Piece]:
     chunks = (i // chunk)[..., :, None] - (j // chunk)[..., None, :]  # from key to query
     last, i, j = torch.full_like(i, chunk + window - 1), i % chunk, j % chunk
-    return [
-        Piece(i, j),
-        Piece((i + chunk).minimum(last), j, chunks == 1),
-        Piece(last, j, chunks > 1),
-    ]
+    next_chunk = Piece((i + chunk).minimum(last), j, chunks == 1)
+    return [Piece(i, j), next_chunk, Piece(last, j, chunks > 1)]
 
 
 def string(i: Tensor, j: Tensor, *, window: int, offset: int) -> list[Piece]:
@@ -83,10 +73,7 @@ MOST_TIMES = 1_000_000  # the trained length
 
 def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
     """Returns the settings of a method at training length L, with defaults (`ExtendedRoPE`).
-
-    Raises:
-        ValueError: for settings of other methods, or out of bounds.
-    """
+    Refuses settings of other methods, or out of bounds."""
     method, factor = given["method"], given["factor"]
     _, names = look_up("method of position extended", method, METHODS)
     found, owner = {name: given[name] for name in SETTINGS}, f"position extended, method {method}"
@@ -95,7 +82,7 @@ def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
             raise ValueError(f"{owner} takes no {name}; it takes {' and '.join(names)}")
     if factor is None:
         factor = 1 if method == "string" else 4
-    elif not (is_number(factor) and 1 <= factor <= MOST_TIMES):
+    elif not 1 <= factor <= MOST_TIMES:
         raise ValueError(f"{owner}: factor={factor!r} must be a number in 1..{MOST_TIMES:,}")
     elif found["group"] is not None or found["offset"] is not None:
         raise ValueError(f"{owner}: give factor or {names[1]}, which factor determines; not both")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.base import LayerPosition, PositionEncoding, Positions, Prepared, Tokens
+from tape.positions.rotary import waves
 
 
 class PolarLayer(LayerPosition):
@@ -23,16 +20,8 @@ class PolarLayer(LayerPosition):
     def reset_parameters(self) -> None:
         init.zeros_(self.shift)
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: Tensor,
-        tokens: Tokens,
-        past_BKLM: None,
-    ) -> tuple[Tensor, Tensor, None]:
-        return polar(q_BHTD, *e.unbind(-2)), polar(k_BKTD, *self(e)), None
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        return polar(q_BHTD, *tokens.e.unbind(-2)), polar(k_BKTD, *self(tokens.e)), None
 
     def forward(self, e: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosine and sine of the phases of keys, (B|1, K, T, D)."""
@@ -58,21 +47,16 @@ class PoPE(PositionEncoding):
     Queries and keys in the scores and in the cache are twice as wide as in other encodings.
     """
 
-    per_head = True
+    positive = ("base",)
 
-    def __init__(self, config: PretrainedConfig, *, base: float = 10_000.0, **arguments: Any):
-        super().__init__(config, **arguments)
-        if not base > 0:
-            raise ValueError(f"position pope: base={base} must be a number > 0")
-        self.config, self.base = config, base
+    base: float = 10_000.0
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         """(B|1, 1, T, 2, D): cosine and sine of the phase of each channel."""
         D, query = self.config.head_dim, positions.query
         with torch.autocast(query.device.type, enabled=False):
             exponent = torch.arange(D, device=query.device, dtype=dtype) / D
-            phases = query.to(dtype)[..., None] / self.base**exponent
-            return torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None]
+            return waves(query.to(dtype)[..., None] / self.base**exponent)[:, None]
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return PolarLayer(self.config)

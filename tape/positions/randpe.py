@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PretrainedConfig
 
 from tape.positions.rotary import RoPE
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class RandPE(RoPE):
@@ -15,7 +14,6 @@ class RandPE(RoPE):
     sampler and its arguments `length`, `eval_length` and `seed`."""
 
     config_arguments = ("length", "eval_length", "seed")
-    shards = False  # each process would draw other coordinates
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

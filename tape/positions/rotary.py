@@ -1,24 +1,26 @@
 """RoPE, and RoPE with the YaRN schedule.
 
-The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and frequency, each a
-contiguous block of F. Frequencies come from `config.rope_parameters`, where all Hugging Face tools
-look for them; `theta` and `scaling` are moved there.
+The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and frequency. `theta` and
+`scaling` are moved to `config.rope_parameters`, where Hugging Face tools look for them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
+from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Positions, Prepared, Tokens
 from tape.positions.schedules import inverse_frequencies, settled, yarn
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+
+def waves(phases: Tensor) -> Tensor:
+    """Returns cosine and sine, (.., 2, F)."""
+    return torch.stack((phases.cos(), phases.sin()), dim=-2)
 
 
 def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
@@ -75,16 +77,12 @@ class _ApplyRotary(torch.autograd.Function):
 class RotaryLayer(LayerPosition):
     """Rotates queries and keys by the state."""
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: Tensor,
-        tokens: Tokens,
-        past_BKLM: None,
-    ) -> tuple[Tensor, Tensor, None]:
-        return *self.rotate(q_BHTD, k_BKTD, e), None
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        return *self.rotate(q_BHTD, k_BKTD, self.rotation(tokens)), None
+
+    def rotation(self, tokens: Tokens) -> Tensor:
+        """Returns what queries and keys are rotated by: the state."""
+        return tokens.e
 
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Rotates queries and keys by a state (B|1, K|1, T, 2, F)."""
@@ -113,11 +111,9 @@ class RoPE(PositionEncoding):
     """
 
     config_arguments = ("theta", "scaling")
-    shards = True
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        self.config = config
         frequencies, self.magnitude = inverse_frequencies(config)
         self.register_constant("inv_freq", frequencies)
 
@@ -136,8 +132,8 @@ class RoPE(PositionEncoding):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         # Autocast, which would round a product of matrices, leaves these operations as they are.
         phases = positions.query.to(dtype)[..., None] * self.inv_freq.to(dtype)  # (B|1, T, F)
-        waves = torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None]
-        return waves if self.magnitude == 1 else waves * self.magnitude
+        e = waves(phases)[:, None]
+        return e if self.magnitude == 1 else e * self.magnitude
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return RotaryLayer()
@@ -149,7 +145,8 @@ class YaRN(RoPE):
     `factor`, and cosine and sine are multiplied by 0.1 ln(factor) + 1. A schedule that the
     frequencies have already is kept if it is YaRN, and otherwise refused."""
 
-    config_arguments = ("factor", "beta_fast", "beta_slow", "original_length")
+    own = ("factor", "beta_fast", "beta_slow", "original_length")
+    config_arguments = own
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -158,12 +155,8 @@ class YaRN(RoPE):
                 "position yarn sets the scaling itself: give factor, beta_fast, beta_slow, or use "
                 "position rope with a scaling"
             )
-        given = {
-            "factor": arguments.pop("factor"),
-            "beta_fast": arguments.pop("beta_fast"),
-            "beta_slow": arguments.pop("beta_slow"),
-            "original_max_position_embeddings": arguments.pop("original_length"),
-        }
+        given = {name: arguments.pop(name) for name in cls.own}
+        given["original_max_position_embeddings"] = given.pop("original_length")
         given = {name: value for name, value in given.items() if value is not None}
         arguments["scaling"] = yarn(config.rope_parameters or {}) | given
         return super().configure(config, arguments)

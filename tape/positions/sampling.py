@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PretrainedConfig
 
-from tape.validation import check_arguments, look_up
+from tape.validation import check_arguments, check_integer, look_up
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+# Coordinates of queries and keys, and their extent: the number that all are below, None if it is
+# not known without reading them.
+Draw = tuple[Tensor, Tensor, int | None]
 
 
 class IndexSampler:
@@ -34,15 +36,8 @@ class IndexSampler:
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
 
-    def __call__(
-        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
-    ) -> tuple[Tensor, Tensor, int | None]:
-        """Returns coordinates of queries (B|1, T) and keys (B|1, S) under one draw, and their
-        extent, the number that all are below; None if it is not known without reading them.
-
-        Args:
-            extent: of the indices.
-        """
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
+        """Returns the coordinates of queries (B|1, T) and keys (B|1, S) with these indices."""
         return query, key, extent
 
     @contextmanager
@@ -52,10 +47,8 @@ class IndexSampler:
 
 
 class ShiftSampler(IndexSampler):
-    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates.
-
-    TAPE's training recipe (arXiv 2501.00712), which sets `maximum` to twice the training length.
-    """
+    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates, by
+    default twice the training length as in TAPE's recipe (arXiv 2501.00712)."""
 
     arguments = ("maximum",)
     random = True
@@ -67,13 +60,10 @@ class ShiftSampler(IndexSampler):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         maximum = arguments.get("maximum")
         maximum = 2 * config.max_position_embeddings if maximum is None else maximum
-        if type(maximum) is not int or not 0 <= maximum < 2**31:
-            raise ValueError(f"sampler shift: maximum={maximum!r} must be an integer >= 0")
+        check_integer("sampler shift: maximum", maximum, least=0, most=2**31 - 1)
         return {"maximum": maximum}
 
-    def __call__(
-        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
-    ) -> tuple[Tensor, Tensor, int | None]:
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
             return query, key, extent
         origin = torch.randint(self.maximum + 1, (), device=query.device)
@@ -92,7 +82,7 @@ class SubsetSampler(IndexSampler):
     arguments = ("length", "eval_length", "seed")
     consecutive, random = False, True
 
-    def __init__(self, length: int, eval_length: int, seed: int = 0):
+    def __init__(self, length: int, eval_length: int, seed: int):
         self.length, self.eval_length, self.seed = length, eval_length, seed
         self.max_positions = length
 
@@ -103,15 +93,10 @@ class SubsetSampler(IndexSampler):
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         trained = config.max_position_embeddings
-        length, eval_length = arguments.get("length"), arguments.get("eval_length")
-        settled = {
-            "length": 4 * trained if length is None else length,
-            "eval_length": trained if eval_length is None else eval_length,
-            "seed": arguments.get("seed") or 0,
-        }
+        settled = {"length": 4 * trained, "eval_length": trained, "seed": 0}
+        settled |= {name: value for name, value in arguments.items() if value is not None}
         for name, value in settled.items():
-            if type(value) is not int:
-                raise ValueError(f"random subset positions: {name}={value!r} must be an integer")
+            check_integer(f"random subset positions: {name}", value, least=-(2**63))
         cls._check(settled["eval_length"], settled["length"])
         return settled
 
@@ -124,9 +109,7 @@ class SubsetSampler(IndexSampler):
                 f"`length` of at least {eval_length}"
             )
 
-    def __call__(
-        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
-    ) -> tuple[Tensor, Tensor, int | None]:
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if training:
             draw = self._random_subset(query, key, extent)
         else:

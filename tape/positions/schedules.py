@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tape.validation import is_number, suggestion
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
+ORIGINAL = "original_max_position_embeddings"
 # Schedules that are fixed when the model is built. "dynamic" depends on the input's length, which
 # would invalidate cached keys, and so does "longrope" if its factors for short texts are others.
 # Each with the arguments that it requires.
 REQUIRED = {
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "yarn": ("factor",),
     "longrope": ("factor", "long_factor"),
     "proportional": ("partial_rotary_factor",),
@@ -35,18 +29,9 @@ REQUIRED = {
     "clipped": (),
 }
 # Numeric arguments of the schedules, which transformers does not check.
-POSITIVE = {
-    "rope_theta",
-    "factor",
-    "attention_factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "low_freq_factor",
-    "high_freq_factor",
-    "partial_rotary_factor",
-}
 ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
+POSITIVE = {"rope_theta", "factor", "attention_factor", "partial_rotary_factor", ORIGINAL}
+POSITIVE |= {name for pair in ORDERED for name in pair}
 
 
 def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
@@ -59,7 +44,7 @@ def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
         exponent = torch.arange(0, rotated, 2, dtype=torch.float) / rotated
         frequencies = 1.0 / rope["rope_theta"] ** exponent
         if rope["rope_type"] == "clipped":
-            frequencies = clipped(frequencies, rope["original_max_position_embeddings"])
+            frequencies = clipped(frequencies, rope[ORIGINAL])
         return F.pad(frequencies, (0, (D - rotated) // 2)), 1.0
 
 
@@ -77,11 +62,7 @@ def settled(
     config: PretrainedConfig, theta: float | None, scaling: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Returns the `rope_parameters` for `theta` and `scaling`, which default to those of the
-    configuration.
-
-    Raises:
-        ValueError: for an unknown schedule, and for arguments that are missing or out of bounds.
-    """
+    configuration. Refuses unknown schedules, and arguments that are missing or out of bounds."""
     if not isinstance(scaling, Mapping | None):
         raise ValueError(
             f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
@@ -92,51 +73,15 @@ def settled(
     if theta is not None:
         scaling["rope_theta"] = theta
     for name in POSITIVE & scaling.keys():
-        value = scaling[name]
-        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
-            raise ValueError(f"rotary positions: {name}={value!r} must be a number > 0")
+        if scaling[name] is not None and not (is_number(scaling[name]) and scaling[name] > 0):
+            raise ValueError(f"rotary positions: {name}={scaling[name]!r} must be a number > 0")
     scaling["rope_theta"] = float(scaling["rope_theta"])
     rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
     if rope_type == "longrope":
         scaling.setdefault("short_factor", scaling.get("long_factor"))
-    varies = scaling.get("short_factor") != scaling.get("long_factor")
-    if rope_type not in REQUIRED or (rope_type == "longrope" and varies):
-        raise ValueError(
-            f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
-            "are supported, because others would change cached "
-            f"keys{suggestion(rope_type, REQUIRED)}"
-        )
-    share = scaling.get("partial_rotary_factor")
-    if rope_type not in ("default", "proportional") and share not in (None, 1.0):
-        raise ValueError(
-            f"partial_rotary_factor={share} with rope_type={rope_type!r}: only 'default' and "
-            "'proportional' rotate a part of a head"
-        )
-    if share is not None and not share <= 1:
-        raise ValueError(
-            f"rotary positions: partial_rotary_factor={share} must be a number in (0, 1]"
-        )
-    if rope_type == "default" and int(config.head_dim * (share or 1)) % 2:
-        raise ValueError(
-            f"rotary positions: partial_rotary_factor={share} of head_dim={config.head_dim} "
-            "channels must be an even number of channels"
-        )
     if rope_type in ("yarn", "clipped", "longrope"):
-        scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
-    if missing := [name for name in REQUIRED[rope_type] if scaling.get(name) is None]:
-        raise ValueError(
-            f"rotary positions: scaling with rope_type={rope_type!r} also needs "
-            f"{', '.join(missing)}"
-        )
-    if rope_type == "longrope":
-        _check_factors(scaling["long_factor"], config.head_dim // 2)
-    for less, more in ORDERED:
-        if (scaling.get(less) or 0) >= (scaling.get(more) or math.inf):
-            raise ValueError(
-                f"rotary positions: {less}={scaling[less]} must be below {more}={scaling[more]}"
-            )
-    if (scaling.get("factor") or 1) < 1:
-        raise ValueError(f"rotary positions: factor={scaling['factor']} must be a number >= 1")
+        scaling.setdefault(ORIGINAL, config.max_position_embeddings)
+    _check_schedule(scaling, config.head_dim)
     if rope_type == "ntk":  # known from here on by its theta
         exponent = config.head_dim / max(config.head_dim - 2, 1)
         theta = scaling["rope_theta"] * scaling["factor"] ** exponent
@@ -144,22 +89,51 @@ def settled(
     return scaling
 
 
-def _check_factors(factors: Any, count: int) -> None:
-    """Raises a ValueError unless there is a number of at least 1 for each frequency."""
-    right = isinstance(factors, list | tuple) and len(factors) == count
-    if not (right and all(is_number(x) and x >= 1 for x in factors)):
+def _check_schedule(scaling: Mapping[str, Any], D: int) -> None:
+    """Raises a ValueError for a schedule that is unknown, incomplete or contradicts itself."""
+    rope_type, share = scaling["rope_type"], scaling.get("partial_rotary_factor")
+    varies = scaling.get("short_factor") != scaling.get("long_factor")
+    if rope_type not in REQUIRED or (rope_type == "longrope" and varies):
         raise ValueError(
-            f"rotary positions: long_factor={factors!r} must be a list of {count} numbers >= 1, "
-            "one for each frequency"
+            f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
+            "are supported, because others would change cached "
+            f"keys{suggestion(rope_type, REQUIRED)}"
         )
+    factor, factors = scaling.get("factor"), scaling.get("long_factor")
+    right = isinstance(factors, list | tuple) and len(factors) == D // 2
+    right = right and all(is_number(x) and x >= 1 for x in factors)
+    missing = [name for name in REQUIRED[rope_type] if scaling.get(name) is None]
+    part, kind = f"partial_rotary_factor={share}", f"rope_type={rope_type!r}"
+    odd = rope_type == "default" and int(D * (share or 1)) % 2
+    whole = rope_type not in ("default", "proportional")
+    refusals = [
+        (
+            whole and share not in (None, 1.0),
+            f"{part} with {kind}, not default or proportional",
+        ),
+        ((share or 0) > 1, f"{part} must be a number in (0, 1]"),
+        (odd, f"{part} of head_dim={D} channels must be an even number of channels"),
+        (missing, f"scaling with {kind} also needs {', '.join(missing)}"),
+        (
+            rope_type == "longrope" and not right,
+            f"long_factor={factors!r} must be a list of {D // 2} numbers >= 1, one for each "
+            "frequency",
+        ),
+        ((factor or 1) < 1, f"factor={factor} must be a number >= 1"),
+    ]
+    for less, more in ORDERED:
+        low, high = scaling.get(less), scaling.get(more)
+        refusals.append(
+            ((low or 0) >= (high or math.inf), f"{less}={low} must be below {more}={high}")
+        )
+    for wrong, message in refusals:
+        if wrong:
+            raise ValueError(f"rotary positions: {message}")
 
 
 def yarn(current: Mapping[str, Any]) -> dict[str, Any]:
     """Returns YaRN's schedule: that of the current `rope_parameters`, or else the default one.
-
-    Raises:
-        ValueError: for frequencies with another schedule, which YaRN would replace.
-    """
+    Refuses frequencies with another schedule, which YaRN would replace."""
     schedule, share = current.get("rope_type", "default"), current.get("partial_rotary_factor")
     if schedule not in ("default", "yarn") or share not in (None, 1.0):
         partial = "" if share is None else f" and partial_rotary_factor={share}"
@@ -174,30 +148,16 @@ def yarn(current: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_theta(config: PretrainedConfig, owner: str, theta: float | None) -> float:
-    """Returns the base of frequencies theta^(-2f/D) without a schedule, by default that of the
-    configuration.
-
-    Raises:
-        ValueError: for a configuration with a schedule and no `theta`, a theta that is not a number
-            above zero, and heads with an odd number of channels.
-    """
+    """Returns the base of frequencies theta^(-2f/D), by default that of the configuration. Refuses
+    a configuration with a schedule and no `theta`, and heads with an odd number of channels."""
     rope = config.rope_parameters or {}
     if theta is None and (kind := rope.get("rope_type", "default")) != "default":
         raise ValueError(f"{owner} on frequencies with rope_type={kind!r}: it has none; give theta")
-    theta = rope.get("rope_theta", 10_000.0) if theta is None else theta
-    if type(theta) not in (int, float) or not 0 < theta < math.inf:
-        raise ValueError(f"{owner}: theta={theta!r} must be a number > 0")
     if config.head_dim % 2:
         raise ValueError(f"{owner}: head_dim={config.head_dim} must be even")
-    return float(theta)
+    return float(rope.get("rope_theta", 10_000.0) if theta is None else theta)
 
 
 def frequencies_of(theta: float, count: int, like: Tensor) -> Tensor:
     """Returns theta^(-f/count) for f < count, in the dtype and on the device of a tensor."""
     return theta ** (-torch.arange(count, dtype=like.dtype, device=like.device) / count)
-
-
-def state_at(place: Tensor, frequencies: Tensor) -> Tensor:
-    """Returns cosine and sine of places times frequencies, (.., 2, F)."""
-    phases = place[..., None] * frequencies
-    return torch.stack((phases.cos(), phases.sin()), dim=-2)

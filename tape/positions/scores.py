@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tape.positions.base import Positions
 
 
+DENSE_BACKENDS = frozenset({"eager", "sdpa", "flex_attention"})  # take biases as tensors
+SCORE_BACKENDS = frozenset({"eager", "sdpa"})  # take scores in place of products
+
+
 def distances(positions: Positions) -> Tensor:
     """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
@@ -72,20 +76,31 @@ class ScoreBias:
         term = lookup(self.dense(dtype))
         return lambda score, b, h, i, j: score + term(b, h, i, j)
 
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        """Returns the bias of `count` heads from `first` on, for processes that share a text
-        (`tape.model.sequence_parallel`).
-
-        Args:
-            to_heads: for a bias of numbers per token, (B, H, T, N) of this process's tokens -> (B,
-                count, all tokens, N).
-        """
-        return HeadsOf(self, first, count)
-
     def alibi_slopes(self) -> Tensor | None:
         """Slopes (H,) float32 if the bias is -slope_h (i - j) with i and j counting the real
         tokens, the only bias that FlashAttention supports; otherwise None."""
         return None
+
+
+class PairBias(ScoreBias):
+    """A bias that `of_pairs` computes from queries (B, H, T, D) and keys (B, K, S, D)."""
+
+    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor):
+        self.q, self.k = q_BHTD, k_BKSD
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        wide = torch.promote_types(dtype, torch.float32)
+        with torch.autocast(self.q.device.type, enabled=False):
+            return self.of_pairs(self.q.to(wide), self.k.to(wide)).to(dtype)
+
+    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        """Returns the bias (B, H, T, S), given queries and keys in at least float32."""
+        raise NotImplementedError
+
+
+def for_queries(k_BKSD: Tensor, q_BHTD: Tensor) -> Tensor:
+    """Repeats keys for the query heads of each key/value head, (B, H, S, D)."""
+    return k_BKSD.repeat_interleave(q_BHTD.shape[1] // k_BKSD.shape[1], dim=1)
 
 
 class ScaledBias(ScoreBias):
@@ -107,29 +122,6 @@ class ScaledBias(ScoreBias):
 
         return add
 
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        factor = to_heads(self.factor[..., None])[..., 0]
-        return ScaledBias(self.whole.across(to_heads, first, count), factor)
-
-
-class HeadsOf(ScoreBias):
-    """The bias of some heads."""
-
-    def __init__(self, bias: ScoreBias, first: int, count: int):
-        self.whole, self.first, self.count = bias, first, count
-        self.replaces_products = bias.replaces_products
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        return self.whole.dense(dtype)[:, self.first : self.first + self.count]
-
-    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
-        mod, first = self.whole.score_mod(dtype), self.first
-        return lambda score, b, h, i, j: mod(score, b, h + first, i, j)
-
-    def alibi_slopes(self) -> Tensor | None:
-        slopes = self.whole.alibi_slopes()
-        return None if slopes is None else slopes[self.first : self.first + self.count]
-
 
 class SumOfBiases(ScoreBias):
     """Two biases of the same scores, of which one may be the whole score."""
@@ -141,6 +133,3 @@ class SumOfBiases(ScoreBias):
     def dense(self, dtype: torch.dtype) -> Tensor:
         first, second = (part.dense(dtype) for part in self.parts)
         return first + second
-
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        return SumOfBiases(*(part.across(to_heads, first, count) for part in self.parts))

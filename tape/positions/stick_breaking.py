@@ -3,51 +3,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.cope import seen_tokens
-from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
 
 
-class StickScores(ScoreBias):
+class StickScores(PairBias):
     """ln b_ij + the sum of ln(1 - b_it) over the tokens t between j and i, b_ij = sigmoid(q_i . k_j
     / sqrt(D)). Their softmax, times the sum of their exponentials, are the weights."""
 
     replaces_products = True
 
     def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, tokens: Tokens):
-        self.q, self.k, self.tokens = q_BHTD, k_BKSD, tokens
+        super().__init__(q_BHTD, k_BKSD)
+        slots = torch.arange(k_BKSD.shape[2], device=k_BKSD.device)
+        self.earlier = slots < tokens.slots[:, None]  # (T, S)
+        self.counted = self.earlier & seen_tokens(tokens, len(slots))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        (H, D), (K, S) = (self.q.shape[1], self.q.shape[-1]), self.k.shape[1:3]
-        q = self.q.to(torch.promote_types(dtype, torch.float32)) * D**-0.5
-        slots = torch.arange(S, device=q.device)
-        earlier = slots < self.tokens.slots[:, None]  # (T, S)
-        with torch.autocast(q.device.type, enabled=False):
-            logits = q @ self.k.to(q.dtype).repeat_interleave(H // K, dim=1).mT
-            # What each token leaves of the stick, and all tokens after it up to the query.
-            left = F.logsigmoid(-logits) * (earlier & seen_tokens(self.tokens, S))
-            after = F.pad(left.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
-            scores = F.logsigmoid(logits) + after
-        lowest = torch.finfo(dtype).min  # a token has no part of itself
-        return scores.to(dtype).masked_fill(~earlier, lowest)
+        # A token has no part of itself.
+        return super().dense(dtype).masked_fill(~self.earlier, torch.finfo(dtype).min)
+
+    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        q = q_BHTD * q_BHTD.shape[-1] ** -0.5
+        logits = q @ for_queries(k_BKSD, q).mT
+        # What each token leaves of the stick, and all tokens after it up to the query.
+        left = F.logsigmoid(-logits) * self.counted
+        after = F.pad(left.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
+        return F.logsigmoid(logits) + after
 
 
 class StickLayer(LayerPosition):
     needs_lse = True
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
-    ) -> ScoreBias:
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
         refuse_later_tokens("stick_breaking", tokens, self.training)
         return StickScores(q_BHTD, k_BKSD, tokens)
 
@@ -62,7 +59,7 @@ class StickBreaking(PositionEncoding):
     flash-linear-attention's naive form (fla/ops/stickbreaking_attn/naive.py) in float64.
     """
 
-    backends = frozenset({"eager", "sdpa"})
+    backends = SCORE_BACKENDS
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

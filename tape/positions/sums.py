@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from tape.positions.base import Tokens
+from tape.positions.base import Prepared, Tokens
+from tape.positions.rotary import RotaryLayer, waves
 
 PARTS = 3  # numbers of the model's dtype per sum: together 24 bits in bfloat16
 
@@ -24,15 +27,26 @@ def join_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
     return parts.unflatten(-1, (-1, PARTS)).to(dtype).sum(-1)
 
 
-def running_sums(steps_BKTN: Tensor, past: Tensor | None, tokens: Tokens) -> Tensor:
+def running_sums(steps_BKTN: Tensor, tokens: Tokens) -> Tensor:
     """Returns the sums over each new token and all before it, given the `split_sums` of the cached
-    tokens. One sum over all tokens: the parts of a text give the sums of the whole. Nothing is
-    added at padding."""
+    tokens in `tokens.past`. One sum over all tokens: the parts of a text give the sums of the
+    whole. Nothing is added at padding."""
     if tokens.real is not None:
         steps_BKTN = steps_BKTN * tokens.real[:, None, tokens.slots, None]
-    if past is None:
-        sums = steps_BKTN.cumsum(2)
-        return sums if tokens.sum_before is None else sums + tokens.sum_before(sums[:, :, -1:])
-    newest = past.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
+    if tokens.past is None:
+        return steps_BKTN.cumsum(2)
+    newest = tokens.past.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
     begin = join_sums(newest, steps_BKTN.dtype) * (tokens.slots[0] > 0)
     return torch.cat((begin, steps_BKTN), dim=2).cumsum(2)[:, :, 1:]
+
+
+class SummedRotaryLayer(RotaryLayer):
+    """Keeps for each token its phases modulo 2 pi, which later ones are added to."""
+
+    def rotate_by_sums(
+        self, q_BHTD: Tensor, k_BKTD: Tensor, steps_BKTF: Tensor, tokens: Tokens
+    ) -> Prepared:
+        """Rotates queries and keys by the sums of the steps up to each token."""
+        phases = running_sums(steps_BKTF, tokens)
+        kept = split_sums(phases.remainder(2 * math.pi), k_BKTD.dtype)
+        return *self.rotate(q_BHTD, k_BKTD, waves(phases)), kept

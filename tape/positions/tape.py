@@ -15,25 +15,21 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionModule
 from tape.positions.rotary import RoPE, RotaryLayer, YaRN
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 
 class StateMap(PositionModule):
-    """Linear map on one axis of the state, or one each for the cosine and the sine part.
-
-    Initialised with zeros, normally with standard deviation `std`, or uniformly up to `bound`.
-    """
+    """Linear map on one axis of the state, or one each for the cosine and the sine part, at first
+    normal with standard deviation `std`, or uniform as Xavier's."""
 
     def __init__(
         self, parts: int, inputs: int, outputs: int, std: float = 0.0, xavier: bool = False
@@ -56,12 +52,8 @@ class StateMap(PositionModule):
 
 
 # (tensorial, equivariant): order of the axes B, H, T, part, F of the state.
-ORDERS = {
-    (True, True): (0, 2, 1, 3, 4),
-    (True, False): (3, 0, 2, 1, 4),
-    (False, True): (0, 2, 4, 1, 3),
-    (False, False): (3, 0, 2, 1, 4),
-}
+ORDERS = {(True, True): (0, 2, 1, 3, 4), (False, True): (0, 2, 4, 1, 3)}
+ORDERS |= dict.fromkeys([(True, False), (False, False)], (3, 0, 2, 1, 4))
 
 
 class TapeLayer(RotaryLayer):
@@ -77,34 +69,22 @@ class TapeLayer(RotaryLayer):
 
     decays = ("mix", "gate", "up", "down")
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        width: int,
-        attention: bool,
-        feed_forward: bool,
-        equivariant: bool,
-        tensorial: bool,
-        magnitudes: bool,
-        init: str,
-    ):
+    def __init__(self, config: PretrainedConfig, encoding: Tape):
         super().__init__()
         H, K = config.num_attention_heads, config.num_key_value_heads
-        frequencies = config.head_dim // 2
-        self.num_heads = K
-        self.attends, self.feed_forward = attention, feed_forward
-        self.tensorial, self.magnitudes = tensorial, magnitudes
+        frequencies, self.num_heads = config.head_dim // 2, K
+        self.attends, self.feed_forward = encoding.attention, encoding.feed_forward
+        self.tensorial, self.magnitudes = encoding.tensorial, encoding.magnitudes
+        tensorial, equivariant = encoding.tensorial, encoding.equivariant
         self.order = ORDERS[tensorial, equivariant]
         self.restored = [self.order.index(axis) for axis in range(5)]
-        parts = 1 if equivariant else 2
-        self.sets = () if equivariant else (2,)
+        parts, self.sets = (1, ()) if equivariant else (2, (2,))
         attended = H if tensorial else frequencies if equivariant else H * frequencies
         self.mixed = K if tensorial else frequencies if equivariant else K * frequencies
-        xavier = init == "xavier"  # with zeros TAPE starts as RoPE
-        if attention:
+        width, xavier = encoding.width, encoding.init == "xavier"  # with zeros TAPE starts as RoPE
+        if self.attends:
             self.mix = StateMap(parts, attended, self.mixed, xavier=xavier)
-        if feed_forward:
+        if self.feed_forward:
             self.gate = nn.Linear(config.hidden_size, width, bias=False)
             self.up = StateMap(parts, self.mixed, width, xavier=xavier)
             self.down = StateMap(parts, width, self.mixed, std=0.02)
@@ -147,13 +127,8 @@ class TapeLayer(RotaryLayer):
 
 
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
-    """Computes state + maps @ x in one pass over memory.
-
-    Args:
-        state: (.., B T, M, N).
-        maps: (M, L) or (2, M, L).
-        x: (.., B T, L, N).
-    """
+    """Computes state (.., B T, M, N) + maps ((2,) M, L) @ x (.., B T, L, N) in one pass over
+    memory."""
     if maps.ndim == 2:
         return torch.baddbmm(state, maps.expand(len(state), -1, -1), x)
     # baddbmm would copy two expanded sets of maps for each token.
@@ -161,50 +136,28 @@ def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
 
 
 class Tape(RoPE):
-    """RoPE whose state is updated by the context (Zhu et al. 2025, arXiv 2501.00712).
+    """RoPE whose state is updated by the context (Zhu et al. 2025, arXiv 2501.00712)."""
 
-    Arguments of the configuration:
-        width: I, the width of the update after the MLP; also as a multiple of the number of heads,
-            e.g. "4H", the default.
-        attention, feed_forward: update the state after attention, after the MLP (Table 6).
-        equivariant: use the same maps for cosine and sine (Table 6).
-        tensorial: maps mix heads; otherwise the entries of one vector (Table 6).
-        init: of P and W1: "zero", and TAPE starts as RoPE, or "xavier", as in the authors' code.
-        magnitudes: otherwise each update brings pairs to length 1: phases alone, a control.
-    """
-
-    per_head = True
     updates = True
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        width: int | str | None = None,
-        attention: bool = True,
-        feed_forward: bool = True,
-        equivariant: bool = True,
-        tensorial: bool = True,
-        magnitudes: bool = True,
-        init: str | None = None,
-        **arguments: Any,
-    ):
+    # Width I of the update after the MLP; also as a multiple of the number of heads. By default 4H.
+    width: int | str | None = None
+    attention: bool = True  # update the state after attention (Table 6)
+    feed_forward: bool = True  # update it after the MLP (Table 6)
+    equivariant: bool = True  # the same maps for cosine and sine (Table 6)
+    tensorial: bool = True  # maps mix heads; otherwise the entries of one vector (Table 6)
+    magnitudes: bool = True  # otherwise updates bring pairs to length 1: phases alone, a control
+    # Of P and W1: "zero", and TAPE starts as RoPE, or "xavier", as in the authors' code.
+    init: str | None = None
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        if not tensorial and config.num_attention_heads > config.num_key_value_heads:
+        if not self.tensorial and config.num_attention_heads > config.num_key_value_heads:
             raise ValueError(
                 f"position tape: tensorial=false needs a key/value head per query head, but "
                 f"num_attention_heads={config.num_attention_heads} and num_key_value_heads="
                 f"{config.num_key_value_heads}"
             )
-        self.update = {
-            "width": width,
-            "attention": attention,
-            "feed_forward": feed_forward,
-            "equivariant": equivariant,
-            "tensorial": tensorial,
-            "magnitudes": magnitudes,
-            "init": init,
-        }
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -225,8 +178,8 @@ class Tape(RoPE):
         """Without an update in the last layer: its result is unused, and its parameters would get
         no gradient. With recurrences the next recurrence uses it, except in the last one."""
         last = layer_idx == self.config.num_hidden_layers - 1 and self.config.num_recurrences == 1
-        idle = not (self.update["attention"] or self.update["feed_forward"])
-        return RotaryLayer() if last or idle else TapeLayer(self.config, **self.update)
+        idle = not (self.attention or self.feed_forward)
+        return RotaryLayer() if last or idle else TapeLayer(self.config, self)
 
 
 class TapeYaRN(Tape, YaRN):

@@ -1,38 +1,28 @@
 """Wall attention: a decay for each channel of the products, which depends on the text (Averbuch and
-Pai, Tilde Research, in flash-linear-attention, fla/layers/wall_attn.py).
-
-Re-derived by hand from the eager reference there (fla/ops/wall_attn/naive.py).
-"""
+Pai, Tilde Research), re-derived by hand from the eager reference in flash-linear-attention
+(fla/ops/wall_attn/naive.py)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.scores import ScoreBias
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
 
 LEVELS = 6  # blocks of one token are joined in pairs so often, to chunks of 64 tokens
 
 
 def within(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     """Returns sum_n q_in k_jn times the decays of channel n at the tokens after j up to i, for
-    tokens with queries, keys and decays in 0..1, all (.., T, D).
-
-    Queries decay back to the start of their block and keys on to the end of theirs, and blocks meet
-    in one product of matrices. All factors are at most 1: nothing overflows, and what becomes zero
-    is zero in the scores, too.
-    """
+    queries, keys and decays in 0..1, all (.., T, D). Queries decay back to the start of their block
+    and keys on to the end of theirs, and blocks meet in one product of matrices. All factors are at
+    most 1: nothing overflows, and what becomes zero is zero in the scores, too."""
     levels = min(LEVELS, (q.shape[-2] - 1).bit_length())
     T, L = q.shape[-2], 2**levels
     q, k = (F.pad(x, (0, 0, 0, -T % L))[..., None, :] for x in (q, k))  # (.., m, 1, D)
@@ -54,33 +44,28 @@ def within(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     return torch.cat(columns, dim=-1)[..., :T, :T]
 
 
-class WallScores(ScoreBias):
+class WallScores(PairBias):
     """sum_n q_in k_jn exp(P_in - P_jn) / sqrt(D) in place of q_i . k_j / sqrt(D), given the steps
     of the running sums P of all tokens, (B, H, S, D)."""
 
     replaces_products = True
 
     def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, steps_BHSD: Tensor, slots: Tensor):
-        self.q, self.k, self.steps, self.slots = q_BHTD, k_BKSD, steps_BHSD, slots
+        super().__init__(q_BHTD, k_BKSD)
+        self.steps, self.slots = steps_BHSD, slots
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        (H, T, D), (K, S) = self.q.shape[1:], self.k.shape[1:3]
-        wide = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(self.q.device.type, enabled=False):
-            q, steps = self.q.to(wide) * D**-0.5, self.steps.to(wide)
-            k = self.k.to(wide).repeat_interleave(H // K, dim=1)
-            new_k, new_steps = (x.index_select(2, self.slots) for x in (k, steps))
-            near = within(q, new_k, new_steps.exp())
-            if T == S:
-                return near.to(dtype)
-            steps = steps * (torch.arange(S, device=q.device)[:, None] < self.slots[0])
-            after = steps.flip(2).cumsum(2).flip(2) - steps  # of cached tokens after each of them
-            far = (q * new_steps.cumsum(2).exp()) @ (k * after.exp()).mT
-            return far.index_copy(-1, self.slots, near).to(dtype)
-
-    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        q, k, steps = (to_heads(x) for x in (self.q, self.k, self.steps))
-        return WallScores(q, k, steps, torch.arange(q.shape[2], device=q.device))
+    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        (T, D), S = q_BHTD.shape[2:], k_BKSD.shape[2]
+        q, steps = q_BHTD * D**-0.5, self.steps.to(q_BHTD.dtype)
+        k = for_queries(k_BKSD, q)
+        new_k, new_steps = (x.index_select(2, self.slots) for x in (k, steps))
+        near = within(q, new_k, new_steps.exp())
+        if T == S:
+            return near
+        steps = steps * (torch.arange(S, device=q.device)[:, None] < self.slots[0])
+        after = steps.flip(2).cumsum(2).flip(2) - steps  # of cached tokens after each of them
+        far = (q * new_steps.cumsum(2).exp()) @ (k * after.exp()).mT
+        return far.index_copy(-1, self.slots, near)
 
 
 class WallLayer(LayerPosition):
@@ -97,53 +82,27 @@ class WallLayer(LayerPosition):
     def reset_parameters(self) -> None:
         init.constant_(self.gate.bias, self.start)
 
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         refuse_later_tokens("wall", tokens, self.training)
-        wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            steps_BTN = F.logsigmoid(self.gate(x_BTC.to(wide)))
+        steps_BTN = F.logsigmoid(widen(self.gate, tokens.x))
         if tokens.real is not None:  # nothing decays at padding
             steps_BTN = steps_BTN * tokens.real[:, tokens.slots, None]
         kept = steps_BTN.unflatten(-1, (k_BKTD.shape[1], -1)).transpose(1, 2).to(k_BKTD.dtype)
         return q_BHTD, k_BKTD, kept
 
-    def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
-    ) -> ScoreBias:
-        steps = extras_BKSM.unflatten(-1, (-1, q_BHTD.shape[-1])).transpose(2, 3).flatten(1, 2)
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
+        steps = extras.unflatten(-1, (-1, q_BHTD.shape[-1])).transpose(2, 3).flatten(1, 2)
         return WallScores(q_BHTD, k_BKSD, steps, tokens.slots)
 
 
 class Wall(PositionEncoding):
     """The score of a query i and a key j is sum_n q_in k_jn exp(P_in - P_jn) / sqrt(D), where P_i
-    is the sum of ln sigmoid(W x_t + b) over t up to i, a vector of D channels for each query head.
+    is the sum of ln sigmoid(W x_t + b) over t up to i, with D channels for each query head."""
 
-    Arguments of the configuration:
-        start: b at first; sigmoid(b) is the share that a channel keeps from token to token.
-        scalar: whether FoX's bias is added, which starts alike.
-    """
+    backends = SCORE_BACKENDS
 
-    backends = frozenset({"eager", "sdpa"})
-    shards = per_head = True
-
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        start: float = 8.0,
-        scalar: bool = False,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        self.config, self.start, self.scalar = config, start, scalar
+    start: float = 8.0  # b at first; sigmoid(b) is the share that a channel keeps at a token
+    scalar: bool = False  # whether FoX's bias is added, which starts alike
 
     def layer(self, layer_idx: int) -> LayerPosition:
         layer = WallLayer(self.config, self.start)
