@@ -126,10 +126,13 @@ def machine() -> str:
     """Returns processor, core count and the GPUs that torch sees."""
     import torch  # takes a second
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = [f"{_processor()}, {cores} cores"]
-    parts += [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    return "; ".join(parts)
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return "; ".join([f"{_processor()}, {cores()} cores", *gpus])
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -76,12 +76,12 @@ def parsed(words: list[str]) -> list[Override]:
     return overrides
 
 
-def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields the settings of a composed configuration, such as `trainer.max_steps`."""
+def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the settings of a configuration, such as `trainer.max_steps`, and their values."""
     for key, value in tree.items():
-        yield prefix + str(key)
+        yield f"{prefix}{key}", value
         if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{key}.")
+            yield from nodes(value, f"{prefix}{key}.")
 
 
 def _file(name: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def check_added(words: list[str], name: str) -> None:
     """Raises a ValueError for a setting that is added (+) outside the groups of settings and the
     empty mappings of the configuration file, where nothing would read it."""
     tree = _file(name)
-    known = {*_names(tree)}
+    known = {name for name, _ in nodes(tree)}
     groups = {"hydra", *groups_of(), *(key for key, value in tree.items() if value == {})}
     for each in parsed(words):
         setting = each.key_or_group
@@ -196,7 +196,7 @@ def unknown(words: list[str], name: str) -> str | None:
                 return f"unknown {group} {choice!r}{suggestion(choice, names)}"
             groups[group] = choices[0]
     chosen = [f"{group}={choice}" for group, choice in groups.items()]
-    known = {*_names(OmegaConf.to_container(composed(chosen, name)))}
+    known = {key for key, _ in nodes(OmegaConf.to_container(composed(chosen, name)))}
     if name == "train":
         known |= {f"trainer.{field}" for field in trainer_fields()}
     for each in overrides:
