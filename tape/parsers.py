@@ -6,15 +6,21 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from tape.command import Distinct, Parser, folder_name, integer, model_folder, result_folder
+from tape.command import (
+    Distinct,
+    Existing,
+    Parser,
+    folder_name,
+    integer,
+    model_folder,
+    result_folder,
+)
 from tape.files import assigned
 from tape.runs.folder import folder_for_results
-from tape.validation import look_up
 
 ROOT = Path(__file__).parents[1]
 Words = list[str] | None  # None: those of the command line
@@ -173,9 +179,7 @@ SCROLLS = "scrolls"
 
 def names(text: str) -> list[str]:
     """Parses names between commas for argparse."""
-    if not all(found := text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
-    return found
+    return text.split(",")
 
 
 def lm_eval(given: Words = None) -> argparse.Namespace:
@@ -200,85 +204,68 @@ def lm_eval(given: Words = None) -> argparse.Namespace:
     out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
     add("--out", type=Path, help=out)
     arguments = parser.parse_args(given)
-    if arguments.table:
-        for name in vars(arguments).keys() - {"table", "metric"}:
-            if getattr(arguments, name) != parser.get_default(name):
-                parser.error(f"--table takes --metric and nothing else, not --{name}")
-        if missing := [path for path in arguments.table if not path.is_file()]:
-            parser.error(f"--table {missing[0]} is not a file: give tables of this command")
-    elif not arguments.tasks:
+    if missing := [path for path in arguments.table or () if not path.is_file()]:
+        parser.error(f"--table {missing[0]} is not a file")
+    if arguments.model and not arguments.tasks:
         parser.error("--model needs --tasks")
-    else:
-        arguments.out = arguments.out or folder_for_results(arguments.model) / "zero_shot.csv"
+    if arguments.model and arguments.out is None:
+        arguments.out = folder_for_results(arguments.model) / "zero_shot.csv"
     return arguments
 
 
 # ---- compare
 
 
+def of_runs(name: str, description: str, out: str) -> Parser:
+    """Returns the parser of a command on finished runs; `out` is the default of --out."""
+    parser = Parser(name, description)
+    about = "folders of runs, or of saved results"
+    parser.add_argument("runs", type=Path, nargs="+", action=Existing, help=about)
+    parser.add_argument("--out", type=result_folder, default=out, help="for the results")
+    return parser
+
+
 def compare(given: Words = None) -> argparse.Namespace:
-    parser = Parser("compare", "Compare finished runs over seeds.")
-    add, about = parser.add_argument, "folders of runs, evaluations, or saved results"
-    add("folders", metavar="runs", type=Path, nargs="+", help=about)
+    parser = of_runs("compare", "Compare finished runs over seeds.", "output/comparison")
+    add = parser.add_argument
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
     add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
     add("--within", nargs="+", default=[], help="settings that may differ in a row: 'base_*'")
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
-    add("--out", type=result_folder, default="output/comparison", help="for the results")
-    arguments = parser.parse_args(given)
-    check_some_exist(arguments.folders)
-    return arguments
-
-
-def check_some_exist(folders: Sequence[Path]) -> None:
-    """Raises a ValueError if none does; others are named with the results."""
-    if not any(folder.is_dir() for folder in folders):
-        names = ", ".join(map(str, folders))
-        raise ValueError(f"no folder {names}: give those of runs, or of saved results")
+    return parser.parse_args(given)
 
 
 def suite(given: Words = None) -> argparse.Namespace:
-    parser = Parser("suite", "All encodings on all tasks.")
+    parser = of_runs("suite", "All encodings on all tasks.", "output/suite")
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
     add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
     add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
-    add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
-    arguments = parser.parse_args(given)
-    check_some_exist(arguments.runs)
-    return arguments
+    return parser.parse_args(given)
 
 
 def rates(given: Words = None) -> argparse.Namespace:
-    parser = Parser("rates", "Choose the learning rate of each encoding by validation loss.")
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, or of results of this command")
-    add("--out", type=result_folder, default="output/rates", help="for the results")
-    add("--into", type=Path, help="a file of config/rates to write the choice to as well")
-    arguments = parser.parse_args(given)
-    check_some_exist(arguments.runs)
-    return arguments
+    about = "Choose the learning rate of each encoding by validation loss."
+    parser = of_runs("rates", about, "output/rates")
+    about = "a file of config/rates to write the choice to as well"
+    parser.add_argument("--into", type=Path, help=about)
+    return parser.parse_args(given)
 
 
 def report(given: Words = None) -> argparse.Namespace:
     parser = Parser("report", "All results on one page of html.")
     add = parser.add_argument
-    add("folders", type=Path, nargs="+", help="with results: output, scrolls")
+    add("folders", type=model_folder, nargs="+", help="with results: output, scrolls")
     add("--out", type=Path, default=Path("report"), help="a folder (default: report)")
-    arguments = parser.parse_args(given)
-    for folder in arguments.folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: give folders with results, as output/")
-    return arguments
+    return parser.parse_args(given)
 
 
 # ---- analyse
 
 
-def of_models(name: str, description: str, windows: int) -> Parser:
-    """Returns the parser of a command on models and a text; `windows` is the default of
-    --windows."""
+def of_models(name: str, description: str, windows: int, least: int = 1) -> Parser:
+    """Returns the parser of a command on models and a text, with the default and the least number
+    of --windows."""
     parser = Parser(name, description)
     add = parser.add_argument
     add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
@@ -287,7 +274,12 @@ def of_models(name: str, description: str, windows: int) -> Parser:
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
     add("--whole", action="store_true", help="all of --files, not only the validation split")
     add("--out", type=result_folder, default=f"output/{name}", help="a folder")
-    add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
+    add(
+        "--windows",
+        type=integer(least, 10**6),
+        default=windows,
+        help="number of windows per length",
+    )
     return parser
 
 
@@ -313,31 +305,26 @@ def visualize(given: Words = None) -> argparse.Namespace:
 
 def state(given: Words = None) -> argparse.Namespace:
     about = "How TAPE's learned state differs from RoPE's, and what it is for."
-    parser = of_models("state", about, windows=64)
+    parser = of_models("state", about, windows=64, least=2)  # one has the state of another
     about = "window lengths; default: 1, 2 and 4 times the trained length"
     parser.add_argument("--lengths", type=integer(4), help=about, **SEVERAL)
-    arguments = parser.parse_args(given)
-    if arguments.windows < 2:
-        parser.error("--windows 1: give 2 or more, for the state of another text")
-    return arguments
+    return parser.parse_args(given)
 
 
 def gallery(given: Words = None) -> argparse.Namespace:
     about = "Pictures of what every encoding adds to attention scores before training."
     parser = Parser("gallery", about)
-    registry = "tape/positions/__init__.py"
+    known = names_in("tape/positions/__init__.py", "ENCODINGS", "ALIASES")
     # Each layer of a mixture has the encoding of an entry.
-    every = [name for name in names_in(registry, "ENCODINGS") if name != "mixed"]
-    add = parser.add_argument
-    add("--encodings", nargs="+", default=every, metavar="NAME", help="names; default: all")
+    every = [
+        name for name in names_in("tape/positions/__init__.py", "ENCODINGS") if name != "mixed"
+    ]
+    add, how = parser.add_argument, {"nargs": "+", "metavar": "NAME", "choices": known}
+    add("--encodings", default=every, help="names; default: all", **how)
     about = "tokens, twice the trained length (default: 128)"
     add("--length", type=integer(4, 4096), default=128, help=about)
     add("--out", type=result_folder, default="output/gallery", help="a folder")
-    arguments = parser.parse_args(given)
-    known = dict.fromkeys(names_in(registry, "ENCODINGS", "ALIASES"))
-    for name in arguments.encodings:
-        look_up("position encoding", name, known)
-    return arguments
+    return parser.parse_args(given)
 
 
 # Of `tape cost`: the paper's model trained from scratch, and the sequence length of its Table 3.
@@ -345,19 +332,18 @@ SHAPE: Shape = {
     "layers": 12,
     "hidden": 768,
     "heads": 12,
-    "kv_heads": None,  # as many as heads
+    "kv_heads": None,
     "mlp": 3072,
     "vocabulary": 32000,
     "length": 1024,
 }
-HELP = {"kv_heads": "default: as many as heads", "length": "tokens of the sequence (default: 1024)"}
 
 
 def cost(given: Words = None) -> argparse.Namespace:
     parser = Parser("cost", "Cost of every encoding: arithmetic, parameters and memory.")
     for name, default in SHAPE.items():
-        about, number = HELP.get(name, f"default: {default}"), integer(1, 10**7)
-        parser.add_argument(f"--{name}", type=number, default=default, help=about)
+        about = f"default: {default or 'as many as heads'}"
+        parser.add_argument(f"--{name}", type=integer(1, 10**7), default=default, help=about)
     parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
     return parser.parse_args(given)
 

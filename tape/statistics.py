@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from statistics import NormalDist, mean, stdev
+from statistics import mean, stdev
 
 import numpy as np
 import pandas as pd
@@ -18,16 +18,12 @@ from scipy.special import nctdtrinc
 from scipy.stats import binomtest, permutation_test, rankdata, t
 
 CONFIDENCE = 0.95
-Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
     """Returns the interval of a share (Wilson 1927). Unlike the normal interval, it has
     a positive width even if all are correct, or none."""
-    share, z2 = correct / total, Z * Z / total
-    middle = share + z2 / 2
-    spread = Z * ((share * (1 - share) + z2 / 4) / total) ** 0.5
-    return max(0.0, (middle - spread) / (1 + z2)), min(1.0, (middle + spread) / (1 + z2))
+    return tuple(map(float, binomtest(correct, total).proportion_ci(CONFIDENCE, "wilson")))
 
 
 def clopper_pearson(correct: int, total: int) -> tuple[float, float]:
@@ -40,8 +36,8 @@ def with_interval(correct: int, total: int) -> dict[str, float] | None:
     if not total:
         return None
     low, high = wilson(correct, total)
-    found = {"accuracy": correct / total, "low": low, "high": high}
-    return found | {"correct": correct, "total": total}
+    share = {"accuracy": correct / total, "low": low, "high": high}
+    return share | {"correct": correct, "total": total}
 
 
 def student(values: Sequence[float]) -> float:

@@ -104,7 +104,7 @@ COMMANDS = [
     ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder: give that of"),
     ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
     ("-m tape.export {made}/model --out {made}/model", r"model already exists; choose another"),
-    (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give "),
+    (f"{MEASURED} --out {{made}}/file/o.csv", r"file cannot be used: Not a directory"),
     (f"{LM_EVAL} --include_path {{made}}/tasks", r"tasks/a\.yaml is damaged \(ParserError"),
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
     ("-m tape.evaluation.lm_eval --table {made}/zero_shot_columns/zero_shot.csv", r"shot\.csv is "),

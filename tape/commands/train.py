@@ -3,7 +3,6 @@
 import atexit
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,11 +32,7 @@ def instantiate(settings: dict[str, Any]) -> Any:
     try:
         return hydra.utils.instantiate(settings, _convert_="all")
     except InstantiationException as error:
-        if error.__cause__ is None:
-            raise ValueError(f"_target_={settings.get('_target_')}: {error}") from error
-        if unknown := re.search(r"unexpected keyword argument ('\w+')", str(error.__cause__)):
-            raise ValueError(f"{settings['_target_']} takes no argument {unknown[1]}") from error
-        raise error.__cause__ from None
+        raise error.__cause__ or error from None
 
 
 def run(cfg: DictConfig) -> str:

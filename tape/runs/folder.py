@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tape import provenance
-from tape.files import make_folder, read_object, reading, write_text
+from tape.files import read_object, reading, write_text
 
 CONFIGURATION = "run.json"
 TRAINED = "trained.json"
@@ -144,7 +144,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: if another run holds the lock.
     """
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             # POSIX locks belong to one process: data-loader workers that outlive it hold none.
