@@ -89,16 +89,21 @@ class _Bare(ast.NodeTransformer):
 @cache
 def _process() -> dict[str, Any]:
     program, *arguments = sys.orig_argv
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
     return {
         "command": shlex.join([Path(program).name, *arguments]),
         "commit": commit(),
         "machine": machine(),
-        "versions": versions,
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that results depend on most."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):  # tape from a checkout
+            found[package] = version(package)
+    return found
 
 
 def commit() -> str | None:
