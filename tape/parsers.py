@@ -45,28 +45,30 @@ LONG, SHORT = 8192, 1024  # of LongPPL
 # Options that --choose and --keys take; without them, all others but --short are taken.
 OF_A_TEXT = {"model", "data", "files", "whole", "max_tokens", "batch_tokens", "dtype", "processes"}
 OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
-LONGEST = 10**7  # tokens
 EXTENSIONS = [*names_in("tape/positions/pieces.py", "METHODS"), "ntk", "yarn", "linear"]
 
 
 def add_extension(parser: argparse.ArgumentParser) -> None:
-    about = "without training, to longer texts (docs/context_extension.md)"
-    parser.add_argument("--extend", choices=EXTENSIONS, help=about)
-    about = "of the trained length that --extend is to reach (default: 4; of string: 1)"
-    parser.add_argument("--factor", type=float, help=about)
+    add = parser.add_argument
+    add("--extend", choices=EXTENSIONS, help="to longer texts (docs/context_extension.md)")
+    add("--factor", type=float, help="of the trained length (default: 4; of string: 1)")
+
+
+def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
+    """Adds the options that name a text."""
+    add = parser.add_argument
+    about = "a file of uint16 token ids, or the validation split of its own text (run), "
+    add("--data", help=about + ", ".join(CORPORA[1:]), **how)
+    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--whole", action="store_true", help="all of --files, not only the validation split")
 
 
 def perplexity(given: Words = None) -> argparse.Namespace:
     """Parses a command line; refuses options that do not go together."""
-    about = "Perplexity of a model on a text, with windows of several lengths."
-    parser = Parser("perplexity", about)
+    parser = Parser("perplexity", "Perplexity of a model on a text, with windows of some lengths.")
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
-    corpora = ", ".join(name for name in CORPORA if name != "run")
-    about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
-    add("--data", required=True, help=about)
-    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--whole", action="store_true", help="all of --files, not only the validation split")
+    add_text(parser, required=True)
     about = f"tokens of the windows (default: {' '.join(map(str, LENGTHS))}; of --choose: {LONG})"
     add("--lengths", type=integer(2), nargs="+", help=about)
     add("--convention", choices=CONVENTIONS, default="sliding")
@@ -120,19 +122,16 @@ def evaluate(given: Words = None) -> argparse.Namespace:
     add("--model", "--base_model", dest="run", type=model_folder, required=True)
     add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
     add("--seed", type=integer(0), default=0, help="seed of the questions")
-    about = "a change of the state of a model with tape (docs/inside.md)"
     changes = names_in("tape/analysis/state.py", "LEFT_OUT", "ROTATED_BY")
-    add("--intervention", choices=changes, help=about)
+    add("--intervention", choices=changes, help="a change of TAPE's state (docs/inside.md)")
     add_extension(parser)
-    about = "worker processes; by default one per torch thread, on a GPU one"
-    add("--processes", type=integer(1), help=about)
+    add("--processes", type=integer(1), help="workers; one per torch thread, on a GPU one in all")
     add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
     add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
     add("--context_size", type=integer(1), help="tokens available for prompt and answer")
     if name is not None:
         option, usual = BATCHING[name]
-        about = f"{option.removeprefix('batch_')} of a batch; a GPU takes thousands of questions"
-        add(f"--{option}", type=integer(1), default=usual, help=about)
+        add(f"--{option}", type=integer(1), default=usual, help="of a batch; a GPU takes more")
         TASKS[name](parser)
     arguments = parser.parse_args(words)
     if name is None:
@@ -147,10 +146,9 @@ def with_dashes(given: Words) -> list[str]:
 
 
 def add_addition(parser: argparse.ArgumentParser) -> None:
-    about = "digits of the longest operands; by default twice those of the training"
-    parser.add_argument("--max_length", type=integer(1), help=about)
-    about = "problems of each pair of lengths"
-    parser.add_argument("--samples", type=integer(1), default=100, help=about)
+    add, whole = parser.add_argument, integer(1)
+    add("--max_length", type=whole, help="digits of operands; twice those of the training")
+    add("--samples", type=whole, default=100, help="problems of each pair of lengths")
 
 
 def add_passkey(parser: argparse.ArgumentParser) -> None:
@@ -165,9 +163,9 @@ def add_passkey(parser: argparse.ArgumentParser) -> None:
 
 
 def add_synthetic(parser: argparse.ArgumentParser) -> None:
-    about = "of the problems; by default the suite's, or 4 times the trained one"
-    parser.add_argument("--max_length", type=integer(0), help=about)
-    parser.add_argument("--samples", type=integer(1), default=100, help="problems per length")
+    add = parser.add_argument
+    add("--max_length", type=integer(0), help="of problems: the suite's, or 4 times the trained")
+    add("--samples", type=integer(1), default=100, help="problems per length")
     parser.set_defaults(processes=1)
 
 
@@ -177,32 +175,25 @@ BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch
 SCROLLS = "scrolls"
 
 
-def names(text: str) -> list[str]:
-    """Parses names between commas for argparse."""
-    return text.split(",")
-
-
 def lm_eval(given: Words = None) -> argparse.Namespace:
     parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
     what.add_argument("--table", type=Path, help="compare these tables", **SEVERAL)
-    add("--tasks", type=names, action=Distinct, help="names of tasks or groups, a,b,c")
+    add("--tasks", type=lambda text: text.split(","), action=Distinct, help="or groups: a,b,c")
     add("--include_path", type=Path, help="a folder with more tasks, yaml files")
     add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
     add("--batch_size", type=integer(1), default=8)
-    length = "tokens of a prompt and its answer (default: the model's)"
-    add("--max_length", type=integer(2, LONGEST), help=length)
+    tokens = integer(2, 10**7)
+    add("--max_length", type=tokens, help="of a prompt and its answer (default: the model's)")
     add("--truncate", action="store_true", help="leave out the beginning of longer prompts")
-    lengths = "of the prompts of RULER or BABILong, in tokens"
-    add("--lengths", type=integer(1, LONGEST), help=lengths, **SEVERAL)
+    add("--lengths", type=tokens, help="tokens of prompts of RULER or BABILong", **SEVERAL)
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
     add_extension(parser)
     add("--metric", help="that the printed table shows (default: acc, or all of a task without it)")
-    out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
-    add("--out", type=Path, help=out)
+    add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
     arguments = parser.parse_args(given)
     if missing := [path for path in arguments.table or () if not path.is_file()]:
         parser.error(f"--table {missing[0]} is not a file")
@@ -245,10 +236,8 @@ def suite(given: Words = None) -> argparse.Namespace:
 
 
 def rates(given: Words = None) -> argparse.Namespace:
-    about = "Choose the learning rate of each encoding by validation loss."
-    parser = of_runs("rates", about, "output/rates")
-    about = "a file of config/rates to write the choice to as well"
-    parser.add_argument("--into", type=Path, help=about)
+    parser = of_runs("rates", "Choose learning rates by validation loss.", "output/rates")
+    parser.add_argument("--into", type=Path, help="a file of config/rates to write as well")
     return parser.parse_args(given)
 
 
@@ -269,10 +258,7 @@ def of_models(name: str, description: str, windows: int, least: int = 1) -> Pars
     parser = Parser(name, description)
     add = parser.add_argument
     add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
-    text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
-    add("--data", default="local", help=text)
-    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--whole", action="store_true", help="all of --files, not only the validation split")
+    add_text(parser, default="local")
     add("--out", type=result_folder, default=f"output/{name}", help="a folder")
     add(
         "--windows",
@@ -286,17 +272,15 @@ def of_models(name: str, description: str, windows: int, least: int = 1) -> Pars
 def stability(given: Words = None) -> argparse.Namespace:
     about = "Changes in attention and positions when a text is shifted (Table 8)."
     parser = of_models("stability", about, windows=16)
-    add = parser.add_argument
+    add, types = parser.add_argument, ["float32", "bfloat16"]
     add("--length", type=integer(2), default=128, help="tokens per window")
-    shifts, types = [3, 10, 100, 1000], ["float32", "bfloat16"]
-    add("--shifts", type=integer(1, 10**6), default=shifts, **SEVERAL)
+    add("--shifts", type=integer(1, 10**6), default=[3, 10, 100, 1000], **SEVERAL)
     add("--dtypes", choices=DTYPES, default=types, **SEVERAL)
     return parser.parse_args(given)
 
 
 def visualize(given: Words = None) -> argparse.Namespace:
-    about = "Figures of a model's attention and positions (Fig. 7)."
-    parser = of_models("visualize", about, windows=8)
+    parser = of_models("visualize", "Figures of attention and positions (Fig. 7).", windows=8)
     add = parser.add_argument
     add("--length", type=integer(8), default=256, help="tokens per window")
     add("--heads", type=integer(1), default=4, help="heads to show per layer")
@@ -306,14 +290,13 @@ def visualize(given: Words = None) -> argparse.Namespace:
 def state(given: Words = None) -> argparse.Namespace:
     about = "How TAPE's learned state differs from RoPE's, and what it is for."
     parser = of_models("state", about, windows=64, least=2)  # one has the state of another
-    about = "window lengths; default: 1, 2 and 4 times the trained length"
+    about = "of windows (default: 1, 2 and 4 times the trained one)"
     parser.add_argument("--lengths", type=integer(4), help=about, **SEVERAL)
     return parser.parse_args(given)
 
 
 def gallery(given: Words = None) -> argparse.Namespace:
-    about = "Pictures of what every encoding adds to attention scores before training."
-    parser = Parser("gallery", about)
+    parser = Parser("gallery", "Pictures of what every encoding adds to scores before training.")
     known = names_in("tape/positions/__init__.py", "ENCODINGS", "ALIASES")
     # Each layer of a mixture has the encoding of an entry.
     every = [
@@ -321,8 +304,7 @@ def gallery(given: Words = None) -> argparse.Namespace:
     ]
     add, how = parser.add_argument, {"nargs": "+", "metavar": "NAME", "choices": known}
     add("--encodings", default=every, help="names; default: all", **how)
-    about = "tokens, twice the trained length (default: 128)"
-    add("--length", type=integer(4, 4096), default=128, help=about)
+    add("--length", type=integer(4, 4096), default=128, help="tokens (default: 128)")
     add("--out", type=result_folder, default="output/gallery", help="a folder")
     return parser.parse_args(given)
 
@@ -352,21 +334,16 @@ def cost(given: Words = None) -> argparse.Namespace:
 
 
 def new_encoding(given: Words = None) -> argparse.Namespace:
-    about = "Makes the files of a new encoding, which CONTRIBUTING.md explains."
-    parser = Parser("new-encoding", about)
+    parser = Parser("new-encoding", "Makes the files of a new encoding (CONTRIBUTING.md).")
     parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
     return parser.parse_args(given)
 
 
-FORMATS = ("tape", "llama")
-
-
 def export(given: Words = None) -> argparse.Namespace:
-    about = "Export a trained model to a folder that loads without this package."
-    parser = Parser("export", about)
+    parser = Parser("export", "Export a model to a folder that loads without this package.")
     add = parser.add_argument
     add("folder", type=model_folder, help="a run, one of its checkpoints, or a saved model")
     add("--out", type=Path, required=True, help="new folder to write")
-    about = "tape: any encoding, with its code; llama: a plain Llama, for equivalent encodings"
-    add("--format", choices=FORMATS, default="tape", help=f"{about} (default: tape)")
+    about = "tape (default): with its code; llama: a plain Llama, for equivalent encodings"
+    add("--format", choices=("tape", "llama"), default="tape", help=about)
     return parser.parse_args(given)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import LlamaConfig
 
+from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.rotary import RotaryLayer
 
@@ -41,10 +42,14 @@ def require_llama(model: TapeForCausalLM) -> None:
         )
 
 
+def llama_config(config: TapeConfig) -> LlamaConfig:
+    """Converts our configuration to a Llama's."""
+    return LlamaConfig(**{field.name: getattr(config, field.name) for field in fields(LlamaConfig)})
+
+
 def write_llama_config(model: TapeForCausalLM, folder: Path) -> None:
     """Overwrites config.json with a Llama's; tensor names are a Llama's already."""
-    shared = {field.name: getattr(model.config, field.name) for field in fields(LlamaConfig)}
-    config = LlamaConfig(**shared)
+    config = llama_config(model.config)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     # Programs that predate `rope_parameters` read these two, with defaults if absent.
