@@ -77,49 +77,37 @@ def table(
         Columns mean, half_width (of the interval; NaN for one seed) and n (seeds).
     """
     groups = per_seed(rows, by, over).map(scale).groupby(level=by, sort=False)
-    return pd.DataFrame(
-        {
-            "mean": groups.agg(lambda values: mean(values)),
-            "half_width": groups.agg(lambda x: student(x) if len(x) > 1 else math.nan),
-            "n": groups.size(),
-        }
-    )
+    half_width = groups.agg(lambda x: student(x) if len(x) > 1 else math.nan)
+    return pd.DataFrame({"mean": groups.agg(mean), "half_width": half_width, "n": groups.size()})
 
 
-def differences(
-    rows: pd.DataFrame, baseline: str, by: str = "row", over: str = "seed"
-) -> pd.DataFrame:
-    """Compares groups of rows with one of them by seed, in a randomized block design.
+def differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Compares rows with one of them by seed, in a randomized block design.
 
-    The model is value = group + seed + error, with errors of one variance in all groups, fitted by
-    least squares. For two groups with the same seeds it is the paired t-test.
+    The model is value = row + seed + error, with errors of one variance in all rows, fitted by
+    least squares. For two rows with the same seeds it is the paired t-test.
 
     Returns:
         Columns mean, half_width (of its interval), p (of the t-test, corrected for the number of
-        groups), detectable (the smallest difference that the test detects with a power of 80 %);
-        of the pairs without the other groups, pairs_half_width (Student) and exact_p (of flipping
-        signs, uncorrected; at least 2 / 2 ** n for n pairs), NaN for fewer than two. Rows are the
-        groups without the baseline, those whose values are not all finite, and those that no seed
-        connects with the baseline; none if no error can be estimated.
+        rows), detectable (the smallest difference that the test detects with a power of 80 %);
+        of the pairs without the other rows, pairs_half_width (Student) and exact_p (of flipping
+        signs, uncorrected; at least 2 / 2 ** n for n pairs), NaN for fewer than two. Left out are
+        the baseline, rows whose values are not all finite, and those that no seed connects with
+        the baseline; all rows if no error can be estimated.
     """
-    values = per_seed(rows, by, over)
-    lines: dict[str, dict[str, float]] = {}
-    values = values.groupby(level=0, sort=False).filter(lambda each: np.isfinite(each).all())
-    names, seeds = (values.index.unique(level) for level in (0, 1))
-    design = np.hstack(
-        [
-            np.equal.outer(values.index.get_level_values(level).to_numpy(), each.to_numpy())
-            for level, each in enumerate((names, seeds))
-        ]
-    ).astype(float)
+    values = per_seed(rows)
+    values = values.groupby(level="row", sort=False).filter(lambda each: np.isfinite(each).all())
+    names = values.index.unique("row")
+    table = pd.get_dummies(values.index.to_frame().astype(str), dtype=float)
+    design, given = table.to_numpy(), values.to_numpy()
     free = len(values) - int(np.linalg.matrix_rank(design)) if len(values) else 0
+    lines: dict[str, dict[str, float]] = {}
     if baseline in names and free:
-        inverse, given = np.linalg.pinv(design), values.to_numpy()
+        inverse = np.linalg.pinv(design)
         error = float(np.sum((given - design @ inverse @ given) ** 2) / free) ** 0.5
         rounding = 1e-12 * float(np.abs(given).max())
         for name in names.drop(baseline):
-            contrast = np.zeros(design.shape[1])
-            contrast[[names.get_loc(name), names.get_loc(baseline)]] = 1, -1
+            contrast = 1.0 * (table.columns == f"row_{name}") - (table.columns == f"row_{baseline}")
             weights = contrast @ inverse  # of the values
             if not np.allclose(weights @ design, contrast):
                 continue
@@ -137,7 +125,7 @@ def differences(
             }
     columns = ["mean", "half_width", "p", "detectable", "pairs_half_width", "exact_p"]
     found = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
-    return found.assign(p=holm([*found["p"]])).rename_axis(by)
+    return found.assign(p=holm([*found["p"]])).rename_axis("row")
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from tape.files import write_text
 from tape.settings.composition import call, is_expected, refuse, settings_of
 from tape.settings.groups import CONFIG
-from tape.settings.schema import RunSettings, check_base
+from tape.settings.schema import RunSettings
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ def instantiate(settings: dict[str, Any]) -> Any:
 def run(cfg: DictConfig) -> str:
     """Carries out a run; returns the text of its report."""
     settings = settings_of(cfg)
-    check_base(settings["base_model"])
     from tape.training.run import run  # takes seconds: wrong settings are refused before
 
     return run(RunSettings(**settings), instantiate)

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 
 
@@ -149,15 +148,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         raise ValueError(
             f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}: give fewer, or "
             "a fraction such as trainer.warmup_steps=0.05"
-        )
-
-
-def check_base(base: str | None) -> None:
-    """Raises a ValueError for a base model that can only be a folder, and does not exist."""
-    if base is not None and base.split("/")[0] in LOCAL and not Path(base).is_dir():
-        raise ValueError(
-            f"base_model={base}: there is no such folder; pre-train it first, "
-            f"TYPE=... bash script/train.sh"
         )
 
 
