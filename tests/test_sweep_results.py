@@ -38,7 +38,7 @@ def sweep(tmp_path, monkeypatch):
 
 
 def begun(outcome):
-    return re.findall(r"^(\w+): run . of \d begins", outcome.out, re.MULTILINE)
+    return re.findall(r"^output/(\w+): run . of \d begins", outcome.out, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_addition(sweep, tmp_path):
 @pytest.mark.slow
 def test_a_killed_sweep_ends_as_an_undisturbed_one(tmp_path, text):
     """SIGKILL to the sweep and all its processes when a run has saved: only processes show it."""
-    words = ["sweep=encodings", "name=e", "recipe=quick", "seeds=[0]", "vary.position=[rope,alibi]"]
+    words = ["sweep=encodings", "name=e", "recipe=quick", "seeds=[0]", "vary.position=[alibi]"]
     words += ["evaluation='--max_tokens 3000 --processes 1'", "--", *TEXT, "data=text"]
     words += [f"data.files={text}", "trainer.max_steps=8", "trainer.save_steps=2"]
     command, results = [sys.executable, ROOT / "sweep.py", *words], []
@@ -75,10 +75,10 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(tmp_path, text):
             for process in [sweep, *sweep.children(recursive=True)]:
                 process.kill()
             assert sweep.wait() == -signal.SIGKILL
-            assert len([*folder.glob("output/*/perplexity.csv")]) < 2
+            assert not [*folder.rglob("perplexity.csv")]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         found = [
             path for end in ("model.safetensors", "perplexity.csv") for path in folder.rglob(end)
         ]
         results.append({path.relative_to(folder): path.read_bytes() for path in found})
-    assert len(results[0]) >= 4 and results[0] == results[1]
+    assert len(results[0]) >= 2 and results[0] == results[1]
