@@ -26,7 +26,7 @@ from tape.files import new_folder, read_object
 from tape.model.checkpoint import load_model, read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
-from tape.runs.folder import CONFIGURATION, HASHES, last_complete, verify_checkpoint
+from tape.runs.folder import CONFIGURATION, HASHES, verify_checkpoint
 
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
@@ -69,12 +69,11 @@ def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None,
     Raises:
         ValueError: if there is no complete model of ours, or a checkpoint is damaged.
     """
-    run = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
-    recorded = run / CONFIGURATION
-    hashed = (folder / HASHES).exists() or (run != folder and recorded.exists())
-    if hashed and (found := verify_checkpoint(folder)) is not None:
-        newest = last_complete(run) or "no checkpoint"
-        raise ValueError(f"{folder} is a damaged checkpoint ({found}): {newest} is complete")
+    is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
+    recorded = (folder.parent if is_checkpoint else folder) / CONFIGURATION
+    is_ours = (folder / HASHES).exists() or (is_checkpoint and recorded.exists())
+    if is_ours and (found := verify_checkpoint(folder)) is not None:
+        raise ValueError(f"{folder} is a damaged checkpoint ({found})")
     model = load_model(folder).cpu()
     has_tokenizer = (folder / "tokenizer_config.json").exists()
     base = model.config.adaptation or (read_object(recorded) if recorded.exists() else {})
