@@ -211,7 +211,7 @@ def of_runs(name: str, description: str, out: str) -> Parser:
     """Returns the parser of a command on finished runs; `out` is the default of --out."""
     parser = Parser(name, description)
     about = "folders of runs, or of saved results"
-    parser.add_argument("runs", type=Path, nargs="+", action=Existing, help=about)
+    parser.add_argument("folders", type=Path, nargs="+", action=Existing, help=about)
     parser.add_argument("--out", type=result_folder, default=out, help="for the results")
     return parser
 

@@ -2,7 +2,6 @@
 Settings meet the function that refuses them, in this process."""
 
 import argparse
-import json
 import math
 import os
 import pickle
@@ -17,7 +16,7 @@ import torch
 from commands import ROOT, run_command
 from conftest import composed
 from omegaconf import OmegaConf
-from refusals import NESTED, QUANTIZED, check_refusal, configuration, files, left_in, line_of
+from refusals import NESTED, check_refusal, configuration, files, left_in, line_of
 
 from tape import command
 from tape.commands import train
@@ -230,18 +229,6 @@ def test_a_foreign_pickle_in_a_checkpoint(again, here, name):
     line = line_of(train.run, again())
     assert re.search(r"^error: \S+checkpoint-1 contains .* which are not loaded; remove that", line)
     assert not (here / "loaded").exists()
-
-
-@pytest.mark.parametrize("content", ["", "5", NESTED, QUANTIZED], ids=lambda text: str(text)[:9])
-def test_a_damaged_configuration_of_a_base(again, content):
-    path, run = again.run / "config.json", again.run
-    if isinstance(content, dict):
-        content = json.dumps(json.loads(path.read_text()) | content)
-    path.write_text(content)
-    base = [f"base_model={run}", f"tokenizer={run}", "position=keep", "model=keep", "name=new"]
-    line = line_of(train.run, again(*base, "output_dir=new"))
-    quantized = " holds quantized weights" if "bitsandbytes" in content else ": "
-    assert line.startswith(f"error: base_model={run}{quantized}")
 
 
 # --- scripts

@@ -58,7 +58,7 @@ def main(given: list[str] | None = None) -> None:
     text, found = compare(**vars(arguments))
     print(text)
     print(f"\nalso in {arguments.out}, with LaTeX, figures and the rows of each run")
-    end(arguments.runs, found.missing)
+    end(arguments.folders, found.missing)
 
 
 if __name__ == "__main__":

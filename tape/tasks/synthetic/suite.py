@@ -234,10 +234,10 @@ def suite(
 @expected_errors()
 def main() -> None:
     arguments = parsers.suite()
-    text, missing = suite(arguments.runs, arguments.beside, arguments.out, arguments.contrasts)
+    text, missing = suite(arguments.folders, arguments.beside, arguments.out, arguments.contrasts)
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
-    end(arguments.runs, missing)
+    end(arguments.folders, missing)
 
 
 if __name__ == "__main__":
