@@ -20,33 +20,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.base import PositionEncoding
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-class CLASSLayer(LayerPosition):
-    def __init__(self, scale: float):
-        super().__init__()
-        self.scale = scale
-
-    def prepare(
-        self,
-        x_BTC: Tensor,
-        q_BHTD: Tensor,
-        k_BKTD: Tensor,
-        e: None,
-        tokens: Tokens,
-        past_BKLM: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self.scale * q_BHTD, k_BKTD, None
-
-
 class CLASS(PositionEncoding):
-    """The formula.
+    """The formula: override `layer`, `biases` or `embed` (CONTRIBUTING.md).
 
     Arguments of the configuration:
         scale: what it is.
@@ -55,9 +36,6 @@ class CLASS(PositionEncoding):
     def __init__(self, config: PretrainedConfig, *, scale: float = 1.0, **arguments: Any):
         super().__init__(config, **arguments)
         self.scale = scale
-
-    def layer(self, layer_idx: int) -> LayerPosition:
-        return CLASSLayer(self.scale)
 '''
 YAML = """# What it computes (authors and year).
 name: NAME

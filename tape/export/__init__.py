@@ -41,7 +41,8 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
             encoding, or the export, loaded in a process without this package, gives other logits.
     """
     folder, out = Path(folder), Path(out).absolute()
-    _check_target(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} already exists; choose another --out, or remove it")
     model, tokenizer, recorded = load(folder)
     if format == "llama":
         require_llama(model)
@@ -56,7 +57,8 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
             write_llama_config(model, work)
         else:
             write_code(work)
-        (work / "README.md").write_text(model_card(model, tokenizer, recorded, out.name, format))
+        card = model_card(model, tokenizer is not None, recorded, out.name, format)
+        (work / "README.md").write_text(card)
         verify(model, work, format)
     return out
 
@@ -155,13 +157,3 @@ def _loaded(folder: str, tokens: str, answer: str, dtype: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=True)
     with torch.no_grad():
         save_file({"logits": model.eval()(**load_file(tokens)).logits}, answer)
-
-
-def _check_target(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} already exists; choose another --out, or remove it")
-    if any(map(CHECKPOINT.fullmatch, out.resolve().parts)):
-        raise ValueError(
-            f"{out} is inside or named like a checkpoint, which a run may delete; choose another "
-            "--out"
-        )

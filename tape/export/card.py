@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, StrictUndefined
-from transformers import PreTrainedTokenizerBase
 
 from tape.model.checkpoint import SHA256
 from tape.model.modeling import TapeForCausalLM
@@ -27,11 +26,7 @@ def base_of(recorded: dict[str, Any]) -> tuple[str | None, bool]:
 
 
 def model_card(
-    model: TapeForCausalLM,
-    tokenizer: PreTrainedTokenizerBase | None,
-    recorded: dict[str, Any],
-    name: str,
-    format: str,
+    model: TapeForCausalLM, has_tokenizer: bool, recorded: dict[str, Any], name: str, format: str
 ) -> str:
     """Returns the card of a model exported under this name in this format.
 
@@ -52,7 +47,7 @@ def model_card(
         format=format,
         config=model.config,
         parameters=model.num_parameters(),
-        example=None if tokenizer is None else example_of(tokenizer),
+        has_tokenizer=has_tokenizer,
         head=_yaml(head | {"tags": ["positional-encoding", encoding]}),
         local_base=is_local,
         is_tape=issubclass(ENCODINGS[encoding], Tape),
@@ -60,16 +55,6 @@ def model_card(
         arguments=_yaml(arguments),
         versions=", ".join(f"{package} {version}" for package, version in versions().items()),
     )
-
-
-def example_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a text that the tokenizer splits, though its vocabulary may be that of a task."""
-    try:
-        tokenizer(text := "Once upon a time")
-    except Exception:  # tokenizers raises no other class
-        ids = sorted({*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids})
-        return tokenizer.decode(ids[:8])
-    return text
 
 
 def _yaml(settings: dict[str, Any]) -> str:
