@@ -96,8 +96,15 @@ bigrams_rates_rope_100 needle_rates_rope_100 task_rates_rope_copy_100 task_rates
 """
 
 
-def lay_out_project(folder: Path) -> None:
-    """The project's files, and programs that note how they are called."""
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """The project with folders that commands name, beside LongLoRA's files; its programs note how
+    they are called."""
+    beside = tmp_path_factory.mktemp("documented")
+    (beside / "data").mkdir()
+    for name in ("proof_pile", "pg19_test"):
+        (beside / "data" / f"{name}.bin").touch()
+    (folder := beside / "project").mkdir()
     lay_out(folder)
     for name in ("docs", "tests"):
         (folder / name).symlink_to(ROOT / name)
@@ -108,26 +115,9 @@ def lay_out_project(folder: Path) -> None:
         program = folder / "venv" / "bin" / name
         program.write_text(text)
         program.chmod(0o755)
-
-
-@pytest.fixture(scope="session")
-def layout(tmp_path_factory):
-    """The project, with folders that commands name."""
-    folder = tmp_path_factory.mktemp("documented") / "project"
-    folder.mkdir()
-    lay_out_project(folder)
     for name in ("corpus", "shards", *(f"output/{name}" for name in GLOBBED.split())):
         (folder / name).mkdir(parents=True)
     return folder
-
-
-@pytest.fixture
-def project(layout, tmp_path):
-    """A copy, beside LongLoRA's files."""
-    (tmp_path / "data").mkdir()
-    for name in ("proof_pile", "pg19_test"):
-        (tmp_path / "data" / f"{name}.bin").touch()
-    return shutil.copytree(layout, tmp_path / "project", symlinks=True)
 
 
 # ---- what is called
@@ -136,7 +126,7 @@ def project(layout, tmp_path):
 def called_by(command: str, project: Path) -> list[list[str]]:
     """The programs that bash calls for a command, with their arguments."""
     calls = project / "calls"
-    calls.touch()
+    calls.write_text("")
     done = subprocess.run(
         ["bash", "-c", f"set -e; shopt -s failglob\n{command}"],
         cwd=project,
