@@ -67,14 +67,11 @@ def table(
     over: str = "seed",
     scale: Callable[[float], float] = float,
 ) -> pd.DataFrame:
-    """Returns the mean over seeds of each group.
+    """Returns the columns mean (over seeds), half_width (of the interval; NaN for one seed) and n
+    (seeds) of each group.
 
     Args:
-        by: columns to group by.
         scale: of the value of a seed, such as `math.exp` of a loss.
-
-    Returns:
-        Columns mean, half_width (of the interval; NaN for one seed) and n (seeds).
     """
     groups = per_seed(rows, by, over).map(scale).groupby(level=by, sort=False)
     half_width = groups.agg(lambda x: student(x) if len(x) > 1 else math.nan)
@@ -144,8 +141,8 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 def exchange_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Returns the p-value of no difference between two groups: the share of all ways to divide the
-    values between them whose mean ranks differ by at least as much. It is exact, unless there are
-    more than 100,000 ways, of which as many are then drawn."""
+    values between them (or of 100,000 ways, if there are more) whose mean ranks differ by at least
+    as much."""
     ranks, size = rankdata([*first, *second]), len(first)
     if math.comb(len(ranks), size) <= 100_000:
         sums = ranks[[*combinations(range(len(ranks)), size)]].sum(axis=1)

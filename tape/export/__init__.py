@@ -65,12 +65,8 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
 
 def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
     """Returns the model of a run, of one of its checkpoints or of any other folder, in its saved
-    dtype, and its tokenizer if it has one; an adapter is merged into its base. Also returns what is
-    recorded of that base.
-
-    Raises:
-        ValueError: if there is no complete model of ours, or a checkpoint is damaged.
-    """
+    dtype, its tokenizer if it has one, and what is recorded of its base, into which an adapter is
+    merged. Raises a ValueError if there is no complete model of ours."""
     is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
     recorded = (folder.parent if is_checkpoint else folder) / CONFIGURATION
     is_ours = (folder / HASHES).exists() or (is_checkpoint and recorded.exists())

@@ -34,12 +34,9 @@ def is_expected(error: Exception) -> bool:
 
 
 def call(main: Callable[[], None], name: str) -> None:
-    """Calls what `hydra.main` made of a function. What Hydra or OmegaConf refuses ends the process
-    with one line, where Hydra would print several, unless debug=true asks for all of it.
-
-    Args:
-        name: configuration file in CONFIG.
-    """
+    """Calls what `hydra.main` made of a function with the file `name` in CONFIG. What Hydra or
+    OmegaConf refuses ends the process with one line, where Hydra would print several, unless
+    debug=true asks for all of it."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
     words = sys.argv[1:] = with_fields(sys.argv[1:], name)
     try:
@@ -123,22 +120,16 @@ def composed(words: list[str], name: str) -> DictConfig:
 
 
 def settings_of(cfg: DictConfig) -> dict[str, Any]:
-    """Returns the settings of a run as plain values.
-
-    Raises:
-        ValueError: for the first one that is missing or out of bounds.
-    """
+    """Returns the settings of a run as plain values, or raises a ValueError for the first one that
+    is missing or out of bounds."""
     settings = OmegaConf.to_container(cfg, resolve=True)
     check_settings(settings)
     return settings
 
 
 def compose_run(words: list[str]) -> tuple[DictConfig, dict[str, Any]]:
-    """Returns the configuration of a run that overrides compose, and its plain values.
-
-    Raises:
-        ValueError: for settings that `tape train` would refuse before it reads any data.
-    """
+    """Returns the configuration of a run that overrides compose, and its plain values, or raises a
+    ValueError for settings that `tape train` would refuse before it reads any data."""
     try:
         check_added(words, "train")
         found = composed(words, "train")

@@ -1,10 +1,7 @@
 """The settings of the commands that Hydra configures, in groups of files.
 
-Some entries of groups have no file. They are registered with Hydra here:
-
-* the other names of encodings (`tape.positions.ALIASES`), and encodings without own arguments;
-* config/variants.yaml, entries that differ from another one by a few settings;
-* config/sweep/ablations.yaml, the group `ablation`, and a sweep for each table.
+Entries without a file are registered here: other names of encodings, encodings without arguments,
+those of config/variants.yaml, and the group and the sweeps of config/sweep/ablations.yaml.
 """
 
 import ast

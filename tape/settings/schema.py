@@ -124,11 +124,8 @@ def check(name: str, value: Any, kind: Kind) -> None:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Checks the composed and resolved settings of a run.
-
-    Raises:
-        ValueError: for the first setting that is missing, unknown or out of bounds.
-    """
+    """Raises a ValueError for the first of the composed and resolved settings of a run that is
+    missing, unknown or out of bounds."""
     for name, kind in SETTINGS.items():
         *above, last = name.split(".")
         owner: Any = settings
