@@ -74,16 +74,11 @@ def _statements(source: str) -> set[str]:
 class _Bare(ast.NodeTransformer):
     """Removes imports, docstrings and messages of errors."""
 
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        return None
-
-    visit_ImportFrom = visit_Import
-
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        return None if isinstance(node.value, ast.Constant) else node
-
-    def visit_Raise(self, node: ast.Raise) -> ast.Raise:
-        return ast.Raise()
+    def visit(self, node: ast.AST) -> ast.AST | None:
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if text or isinstance(node, ast.Import | ast.ImportFrom):
+            return None
+        return ast.Raise() if isinstance(node, ast.Raise) else self.generic_visit(node)
 
 
 @cache

@@ -5,8 +5,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,28 +61,6 @@ def composed(cfg: DictConfig) -> None:
         raise
 
 
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Exits with STOPPED on SIGTERM, except during the steps, where `StopAndNaNCallback` answers
-    it: they are saved first."""
-    process = os.getpid()
-
-    def end(number, frame) -> None:
-        if os.getpid() == process:
-            raise Terminated
-        signal.signal(number, signal.SIG_DFL)  # in a forked worker, which has nothing to tell
-        signal.raise_signal(number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except Terminated:
-        print("stopped outside of its steps: the same command continues", file=sys.stderr)
-        leave(STOPPED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def leave(status: int) -> NoReturn:
     """Exits. The file TAPE_STATUS is given the status, because torchrun replaces it.
 
@@ -103,8 +79,24 @@ def leave(status: int) -> NoReturn:
 
 
 def main() -> None:
-    with terminable():
+    """Exits with STOPPED on SIGTERM, except during the steps, where `StopAndNaNCallback` answers
+    it: they are saved first."""
+    process = os.getpid()
+
+    def end(number, frame) -> None:
+        if os.getpid() == process:
+            raise Terminated
+        signal.signal(number, signal.SIG_DFL)  # in a forked worker, which has nothing to tell
+        signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
         call(composed, "train")
+    except Terminated:
+        print("stopped outside of its steps: the same command continues", file=sys.stderr)
+        leave(STOPPED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     leave(0)
 
 
