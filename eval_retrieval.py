@@ -1,8 +1,4 @@
-"""Passkey retrieval of a trained model over lengths and depths: tape evaluate RUN --task passkey.
-
-python eval_retrieval.py --base_model output/llama_adape --max_tokens 8192 --interval 1000
-python eval_retrieval.py --base_model output/passkey_tape_0    # trained by experiment=passkey
-"""
+"""Passkey retrieval of a model: python eval_retrieval.py --base_model output/passkey_tape_0."""
 
 import sys
 

@@ -1,9 +1,4 @@
-"""Verifies and scores predictions for SCROLLS (scrolls/score.py).
-
-python eval_scrolls.py --split validation --dataset_name quality \\
-    --predictions scrolls/quality/adape.json --metrics_output_dir scrolls/metrics
-python eval_scrolls.py --all --predictions scrolls --metrics_output_dir scrolls/metrics
-"""
+"""Verifies and scores predictions for SCROLLS: python eval_scrolls.py --help."""
 
 from scrolls.score import main
 

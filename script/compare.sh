@@ -8,7 +8,6 @@
 #                any of config/experiment works
 #   EVALUATION   flags of tape perplexity
 #   BASELINE     reference row of the comparison; rope by default
-#   LAUNCHER     submitit_slurm: runs are jobs of SLURM; submitit_local: a trial of that here
 #   settings     of the training, e.g. data=text data.files=corpus/ length=512
 #
 # Failed runs are listed below the table, and the exit status is 1. Rerunning the command resumes the
@@ -16,5 +15,4 @@
 set -euo pipefail
 [[ ${EXPERIMENT:-} != compare_quick ]] || export SEEDS=${SEEDS:-0 1 2}
 NAME=${NAME:-encodings} exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" encodings \
-    ${EXPERIMENT:+"recipe=$EXPERIMENT"} ${BASELINE:+"baseline='$BASELINE'"} \
-    ${LAUNCHER:+"cluster=${LAUNCHER#submitit_}"} -- "$@"
+    ${EXPERIMENT:+"recipe=$EXPERIMENT"} ${BASELINE:+"baseline='$BASELINE'"} -- "$@"

@@ -15,8 +15,6 @@ from tape.files import check_folder
 from tape.validation import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError)
-MOST = 10**12
-OF_A_MODEL = ("run.json", "trained.json", "config.json")
 NO_MEMORY = "can't allocate memory"  # torch's error, on a CPU
 
 
@@ -39,29 +37,19 @@ def expected_errors(continues: bool = False) -> Iterator[None]:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
-    except BrokenPipeError:
-        raise  # the reader of a pipe has ended
     except Exception as error:
-        if not is_expected(error):
-            raise
+        if isinstance(error, BrokenPipeError) or not is_expected(error):
+            raise  # the reader of a pipe has ended, or it is a bug
         sys.exit(f"error: {in_one_line(error)}")
     except KeyboardInterrupt:
         print("interrupted" + continues * ": the same command continues", file=sys.stderr)
         sys.exit(130)
 
 
-IN_THE_WAY = {
-    FileExistsError: "is a file, where a folder is needed",
-    NotADirectoryError: "is a file, where a folder is needed",
-    IsADirectoryError: "is a folder, where a file is needed",
-}
-
-
 def in_one_line(error: Exception) -> str:
     """Formats the message of an error without line breaks and errno."""
     if isinstance(error, OSError) and error.filename is not None:
-        what = IN_THE_WAY.get(type(error), f"cannot be used: {error.strerror}")
-        return f"{error.filename} {what}"
+        return f"{error.filename} cannot be used: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -76,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
-def integer(least: int, most: int = MOST) -> Callable[[str], int]:
+def integer(least: int, most: int = 10**12) -> Callable[[str], int]:
     """Returns a parser of integers from `least` to `most` for argparse."""
 
     def number(text: str) -> int:
@@ -122,11 +110,11 @@ def result_folder(text: str) -> Path:
     try:
         check_folder(folder)
     except OSError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if found := [name for name in OF_A_MODEL if (folder / name).exists()]:
-        raise argparse.ArgumentTypeError(
-            f"{text} is the folder of a run or a model ({found[0]}); give another one"
-        )
+        raise argparse.ArgumentTypeError(in_one_line(error)) from error
+    for name in ("run.json", "trained.json", "config.json"):
+        if (folder / name).exists():
+            what = f"{text} is the folder of a run or a model ({name}); give another one"
+            raise argparse.ArgumentTypeError(what)
     return folder
 
 
@@ -134,7 +122,16 @@ class Distinct(argparse.Action):
     """Accepts several distinct values."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace, values, option=None) -> None:
-        for n, value in enumerate(values):
-            if value in values[:n]:
+        for value in values:
+            if values.count(value) > 1:
                 raise argparse.ArgumentError(self, f"duplicate value {value}")
+        setattr(namespace, self.dest, values)
+
+
+class Existing(argparse.Action):
+    """Accepts folders of which one exists: the others are named with the results."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace, values, option=None) -> None:
+        if not any(folder.is_dir() for folder in values):
+            raise argparse.ArgumentError(self, f"no folder {', '.join(map(str, values))}")
         setattr(namespace, self.dest, values)

@@ -19,39 +19,11 @@ DAMAGED = (ValueError, LookupError, TypeError, RecursionError, EOFError, FileNot
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def _usable(folder: Path) -> Iterator[None]:
-    """Raises OSErrors anew, naming a file that is in the way of a folder."""
-    try:
-        yield
-    except OSError as error:
-        file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
-        reason = error.strerror if file is None else f"{file} is a file"
-        verb = "written to" if folder.is_dir() else "created"
-        raise OSError(
-            f"the folder {folder} cannot be {verb}: {reason}; give another one"
-        ) from error
-
-
-def make_folder(folder: Path) -> None:
-    """Creates a folder and its parents if they do not exist.
-
-    Raises:
-        OSError: if that fails; names the file that is in the way.
-    """
-    with _usable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
 def check_folder(folder: Path) -> None:
-    """Checks that files can be written in a folder. It is not created if it does not exist, because
-    the work that leads to the files may still be refused.
-
-    Raises:
-        OSError: if they cannot; names the file that is in the way.
-    """
+    """Raises an OSError unless files can be written in a folder, or where it would be created. It
+    is not created, because the work that leads to the files may still be refused."""
     place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    with _usable(folder), tempfile.TemporaryFile(dir=place):
+    with naming(folder), tempfile.TemporaryFile(dir=place):
         pass
 
 
@@ -61,8 +33,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     If another process created `target` meanwhile, that folder stays: both have the same content.
     """
-    make_folder(target.parent)
     with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
         yield work
@@ -101,17 +73,12 @@ def reading(path: Path) -> Iterator[None]:
             raise
         if type(error) is ValueError:  # already says what is wrong
             raise ValueError(f"{path}: {error}") from error
-        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is damaged ({what}): create it again, or remove it") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file.
-
-    Raises:
-        ValueError: if the file is damaged or holds anything but an object.
-        OSError: if it cannot be read.
-    """
+    """Returns the object in a JSON file; a ValueError says what is wrong with its content."""
     with reading(path):
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
@@ -132,15 +99,18 @@ def assigned(source: Path) -> dict[str, ast.expr]:
 def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | None:
     """Returns `read(folder)` for a cached folder; None if there is none. A folder that `read` finds
     damaged is removed, to be created again."""
-    if not folder.exists():
-        return None
     try:
-        return read(folder)
+        return read(folder) if folder.exists() else None
     except DAMAGED as error:
-        reason = " ".join(str(error).split())
-        log.warning("%s is damaged (%s): it is created again", folder, reason)
+        log.warning("%s is damaged (%s): it is created again", folder, " ".join(str(error).split()))
         shutil.rmtree(folder)
         return None
+
+
+def check_replaceable(setting: str, target: Path, mark: str) -> None:
+    """Raises a ValueError for a file without the text `mark`, which another program wrote."""
+    if target.is_file() and mark.encode() not in target.read_bytes():
+        raise ValueError(f"{setting} {target} contains something else: give another file")
 
 
 def write_text(target: Path, text: str) -> None:
@@ -148,18 +118,9 @@ def write_text(target: Path, text: str) -> None:
     write_bytes(target, text.encode(errors="backslashreplace"))
 
 
-def check_replaceable(setting: str, target: Path, mark: str) -> None:
-    """Raise a ValueError for a file without the text `mark`, which shows that it may be written
-    anew."""
-    if target.is_file() and mark.encode() not in target.read_bytes():
-        raise ValueError(
-            f"{setting} {target} contains something else: remove it, or give another file"
-        )
-
-
 def write_bytes(target: Path, content: bytes) -> None:
     """Writes a file under a temporary name, then renames it."""
-    make_folder(target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder: give the file to write")
     work = target.with_name(f".{target.name}.{os.getpid()}")

@@ -6,15 +6,21 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from tape.command import Distinct, Parser, folder_name, integer, model_folder, result_folder
+from tape.command import (
+    Distinct,
+    Existing,
+    Parser,
+    folder_name,
+    integer,
+    model_folder,
+    result_folder,
+)
 from tape.files import assigned
 from tape.runs.folder import folder_for_results
-from tape.validation import look_up
 
 ROOT = Path(__file__).parents[1]
 Words = list[str] | None  # None: those of the command line
@@ -35,27 +41,29 @@ CONVENTIONS = names_in("tape/evaluation/windows.py", "CONVENTIONS")
 CORPORA = ("run", "local", "text", "c4", "bigrams")  # that have a validation split
 BATCH_TOKENS = 2048  # of windows, to run at once
 LENGTHS = [1024, 2048, 4096, 8192]
-LONGEST = 10**7  # tokens
 EXTENSIONS = [*names_in("tape/positions/pieces.py", "METHODS"), "ntk", "yarn", "linear"]
 
 
 def add_extension(parser: argparse.ArgumentParser) -> None:
-    about = "without training, to longer texts (docs/context_extension.md)"
-    parser.add_argument("--extend", choices=EXTENSIONS, help=about)
-    about = "of the trained length that --extend is to reach (default: 4; of string: 1)"
-    parser.add_argument("--factor", type=float, help=about)
+    add = parser.add_argument
+    add("--extend", choices=EXTENSIONS, help="to longer texts (docs/context_extension.md)")
+    add("--factor", type=float, help="of the trained length (default: 4; of string: 1)")
+
+
+def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
+    """Adds the options that name a text."""
+    add = parser.add_argument
+    about = "a file of uint16 token ids, or the validation split of its own text (run), "
+    add("--data", help=about + ", ".join(CORPORA[1:]), **how)
+    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--whole", action="store_true", help="all of --files, not only the validation split")
 
 
 def perplexity(given: Words = None) -> argparse.Namespace:
-    about = "Perplexity of a model on a text, with windows of several lengths."
-    parser = Parser("perplexity", about)
+    parser = Parser("perplexity", "Perplexity of a model on a text, with windows of some lengths.")
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
-    corpora = ", ".join(name for name in CORPORA if name != "run")
-    about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
-    add("--data", required=True, help=about)
-    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--whole", action="store_true", help="all of --files, not only the validation split")
+    add_text(parser, required=True)
     add("--lengths", type=integer(2), nargs="+", default=LENGTHS, help="tokens of the windows")
     add("--convention", choices=CONVENTIONS, default="sliding")
     add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
@@ -90,19 +98,16 @@ def evaluate(given: Words = None) -> argparse.Namespace:
     add("--model", "--base_model", dest="run", type=model_folder, required=True)
     add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
     add("--seed", type=integer(0), default=0, help="seed of the questions")
-    about = "a change of the state of a model with tape (docs/inside.md)"
     changes = names_in("tape/analysis/state.py", "LEFT_OUT", "ROTATED_BY")
-    add("--intervention", choices=changes, help=about)
+    add("--intervention", choices=changes, help="a change of TAPE's state (docs/inside.md)")
     add_extension(parser)
-    about = "worker processes; by default one per torch thread, on a GPU one"
-    add("--processes", type=integer(1), help=about)
+    add("--processes", type=integer(1), help="workers; one per torch thread, on a GPU one in all")
     add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
     add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
     add("--context_size", type=integer(1), help="tokens available for prompt and answer")
     if name is not None:
         option, usual = BATCHING[name]
-        about = f"{option.removeprefix('batch_')} of a batch; a GPU takes thousands of questions"
-        add(f"--{option}", type=integer(1), default=usual, help=about)
+        add(f"--{option}", type=integer(1), default=usual, help="of a batch; a GPU takes more")
         TASKS[name](parser)
     arguments = parser.parse_args(words)
     if name is None:
@@ -117,10 +122,9 @@ def with_dashes(given: Words) -> list[str]:
 
 
 def add_addition(parser: argparse.ArgumentParser) -> None:
-    about = "digits of the longest operands; by default twice those of the training"
-    parser.add_argument("--max_length", type=integer(1), help=about)
-    about = "problems of each pair of lengths"
-    parser.add_argument("--samples", type=integer(1), default=100, help=about)
+    add, whole = parser.add_argument, integer(1)
+    add("--max_length", type=whole, help="digits of operands; twice those of the training")
+    add("--samples", type=whole, default=100, help="problems of each pair of lengths")
 
 
 def add_passkey(parser: argparse.ArgumentParser) -> None:
@@ -135,9 +139,9 @@ def add_passkey(parser: argparse.ArgumentParser) -> None:
 
 
 def add_synthetic(parser: argparse.ArgumentParser) -> None:
-    about = "of the problems; by default the suite's, or 4 times the trained one"
-    parser.add_argument("--max_length", type=integer(0), help=about)
-    parser.add_argument("--samples", type=integer(1), default=100, help="problems per length")
+    add = parser.add_argument
+    add("--max_length", type=integer(0), help="of problems: the suite's, or 4 times the trained")
+    add("--samples", type=integer(1), default=100, help="problems per length")
     parser.set_defaults(processes=1)
 
 
@@ -147,28 +151,18 @@ SCROLLS = "scrolls"
 BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch_size", 256)}
 
 
-def names(text: str) -> list[str]:
-    """Parses names between commas for argparse."""
-    if not all(found := text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
-    return found
-
-
 def lm_eval(given: Words = None) -> argparse.Namespace:
     parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
     add = parser.add_argument
     about = "folder of a model of ours, or a Llama"
     add("--model", type=model_folder, required=True, help=about)
-    about = "names of tasks or groups, a,b,c"
-    add("--tasks", type=names, action=Distinct, required=True, help=about)
+    add("--tasks", type=lambda text: text.split(","), action=Distinct, required=True, help="a,b,c")
     add("--include_path", type=Path, help="a folder with more tasks, yaml files")
     add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
     add("--batch_size", type=integer(1), default=8)
-    length = "tokens of a prompt and its answer (default: the model's)"
-    add("--max_length", type=integer(2, LONGEST), help=length)
-    add(
-        "--lengths", type=integer(1, LONGEST), help="of the prompts of RULER or BABILong", **SEVERAL
-    )
+    tokens = integer(2, 10**7)
+    add("--max_length", type=tokens, help="of a prompt and its answer (default: the model's)")
+    add("--lengths", type=tokens, help="tokens of prompts of RULER or BABILong", **SEVERAL)
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
     add_extension(parser)
@@ -182,94 +176,79 @@ def lm_eval(given: Words = None) -> argparse.Namespace:
 # ---- compare
 
 
+def of_runs(name: str, description: str, out: str) -> Parser:
+    """Returns the parser of a command on finished runs; `out` is the default of --out."""
+    parser = Parser(name, description)
+    about = "folders of runs, or of saved results"
+    parser.add_argument("folders", type=Path, nargs="+", action=Existing, help=about)
+    parser.add_argument("--out", type=result_folder, default=out, help="for the results")
+    return parser
+
+
 def compare(given: Words = None) -> argparse.Namespace:
-    parser = Parser("compare", "Compare finished runs over seeds.")
-    add, about = parser.add_argument, "folders of runs, evaluations, or saved results"
-    add("folders", metavar="runs", type=Path, nargs="+", help=about)
+    parser = of_runs("compare", "Compare finished runs over seeds.", "output/comparison")
+    add = parser.add_argument
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
     add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
     add("--within", nargs="+", default=[], help="settings that may differ in a row: 'base_*'")
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
-    add("--out", type=result_folder, default="output/comparison", help="for the results")
-    arguments = parser.parse_args(given)
-    check_some_exist(arguments.folders)
-    return arguments
-
-
-def check_some_exist(folders: Sequence[Path]) -> None:
-    """Raises a ValueError if none does; others are named with the results."""
-    if not any(folder.is_dir() for folder in folders):
-        names = ", ".join(map(str, folders))
-        raise ValueError(f"no folder {names}: give those of runs, or of saved results")
+    return parser.parse_args(given)
 
 
 def suite(given: Words = None) -> argparse.Namespace:
-    parser = Parser("suite", "All encodings on all tasks.")
+    parser = of_runs("suite", "All encodings on all tasks.", "output/suite")
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
     add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
-    add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
-    arguments = parser.parse_args(given)
-    check_some_exist(arguments.runs)
-    return arguments
+    return parser.parse_args(given)
 
 
 def rates(given: Words = None) -> argparse.Namespace:
-    parser = Parser("rates", "Choose the learning rate of each encoding by validation loss.")
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, or of results of this command")
-    add("--out", type=result_folder, default="output/rates", help="for the results")
-    add("--into", type=Path, help="a file of config/rates to write the choice to as well")
-    arguments = parser.parse_args(given)
-    check_some_exist(arguments.runs)
-    return arguments
+    parser = of_runs("rates", "Choose learning rates by validation loss.", "output/rates")
+    parser.add_argument("--into", type=Path, help="a file of config/rates to write as well")
+    return parser.parse_args(given)
 
 
 def report(given: Words = None) -> argparse.Namespace:
     parser = Parser("report", "All results on one page of html.")
     add = parser.add_argument
-    add("folders", type=Path, nargs="+", help="with results: output, scrolls")
+    add("folders", type=model_folder, nargs="+", help="with results: output, scrolls")
     add("--out", type=Path, default=Path("report"), help="a folder (default: report)")
-    arguments = parser.parse_args(given)
-    for folder in arguments.folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: give folders with results, as output/")
-    return arguments
+    return parser.parse_args(given)
 
 
 # ---- analyse
 
 
-def of_models(name: str, description: str, windows: int) -> Parser:
-    """Returns the parser of a command on models and a text; `windows` is the default of
-    --windows."""
+def of_models(name: str, description: str, windows: int, least: int = 1) -> Parser:
+    """Returns the parser of a command on models and a text, with the default and the least number
+    of --windows."""
     parser = Parser(name, description)
     add = parser.add_argument
     add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
-    text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
-    add("--data", default="local", help=text)
-    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--whole", action="store_true", help="all of --files, not only the validation split")
+    add_text(parser, default="local")
     add("--out", type=result_folder, default=f"output/{name}", help="a folder")
-    add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
+    add(
+        "--windows",
+        type=integer(least, 10**6),
+        default=windows,
+        help="number of windows per length",
+    )
     return parser
 
 
 def stability(given: Words = None) -> argparse.Namespace:
     about = "Changes in attention and positions when a text is shifted (Table 8)."
     parser = of_models("stability", about, windows=16)
-    add = parser.add_argument
+    add, types = parser.add_argument, ["float32", "bfloat16"]
     add("--length", type=integer(2), default=128, help="tokens per window")
-    shifts, types = [3, 10, 100, 1000], ["float32", "bfloat16"]
-    add("--shifts", type=integer(1, 10**6), default=shifts, **SEVERAL)
+    add("--shifts", type=integer(1, 10**6), default=[3, 10, 100, 1000], **SEVERAL)
     add("--dtypes", choices=DTYPES, default=types, **SEVERAL)
     return parser.parse_args(given)
 
 
 def visualize(given: Words = None) -> argparse.Namespace:
-    about = "Figures of a model's attention and positions (Fig. 7)."
-    parser = of_models("visualize", about, windows=8)
+    parser = of_models("visualize", "Figures of attention and positions (Fig. 7).", windows=8)
     add = parser.add_argument
     add("--length", type=integer(8), default=256, help="tokens per window")
     add("--heads", type=integer(1), default=4, help="heads to show per layer")
@@ -278,31 +257,24 @@ def visualize(given: Words = None) -> argparse.Namespace:
 
 def state(given: Words = None) -> argparse.Namespace:
     about = "How TAPE's learned state differs from RoPE's, and what it is for."
-    parser = of_models("state", about, windows=64)
-    about = "window lengths; default: 1, 2 and 4 times the trained length"
+    parser = of_models("state", about, windows=64, least=2)  # one has the state of another
+    about = "of windows (default: 1, 2 and 4 times the trained one)"
     parser.add_argument("--lengths", type=integer(4), help=about, **SEVERAL)
-    arguments = parser.parse_args(given)
-    if arguments.windows < 2:
-        parser.error("--windows 1: give 2 or more, for the state of another text")
-    return arguments
+    return parser.parse_args(given)
 
 
 def gallery(given: Words = None) -> argparse.Namespace:
-    about = "Pictures of what every encoding adds to attention scores before training."
-    parser = Parser("gallery", about)
-    registry = "tape/positions/__init__.py"
+    parser = Parser("gallery", "Pictures of what every encoding adds to scores before training.")
+    known = names_in("tape/positions/__init__.py", "ENCODINGS", "ALIASES")
     # Each layer of a mixture has the encoding of an entry.
-    every = [name for name in names_in(registry, "ENCODINGS") if name != "mixed"]
-    add = parser.add_argument
-    add("--encodings", nargs="+", default=every, metavar="NAME", help="names; default: all")
-    about = "tokens, twice the trained length (default: 128)"
-    add("--length", type=integer(4, 4096), default=128, help=about)
+    every = [
+        name for name in names_in("tape/positions/__init__.py", "ENCODINGS") if name != "mixed"
+    ]
+    add, how = parser.add_argument, {"nargs": "+", "metavar": "NAME", "choices": known}
+    add("--encodings", default=every, help="names; default: all", **how)
+    add("--length", type=integer(4, 4096), default=128, help="tokens (default: 128)")
     add("--out", type=result_folder, default="output/gallery", help="a folder")
-    arguments = parser.parse_args(given)
-    known = dict.fromkeys(names_in(registry, "ENCODINGS", "ALIASES"))
-    for name in arguments.encodings:
-        look_up("position encoding", name, known)
-    return arguments
+    return parser.parse_args(given)
 
 
 # Of `tape cost`: the paper's model trained from scratch, and the sequence length of its Table 3.
@@ -310,19 +282,18 @@ SHAPE: Shape = {
     "layers": 12,
     "hidden": 768,
     "heads": 12,
-    "kv_heads": None,  # as many as heads
+    "kv_heads": None,
     "mlp": 3072,
     "vocabulary": 32000,
     "length": 1024,
 }
-HELP = {"kv_heads": "default: as many as heads", "length": "tokens of the sequence (default: 1024)"}
 
 
 def cost(given: Words = None) -> argparse.Namespace:
     parser = Parser("cost", "Cost of every encoding: arithmetic, parameters and memory.")
     for name, default in SHAPE.items():
-        about, number = HELP.get(name, f"default: {default}"), integer(1, 10**7)
-        parser.add_argument(f"--{name}", type=number, default=default, help=about)
+        about = f"default: {default or 'as many as heads'}"
+        parser.add_argument(f"--{name}", type=integer(1, 10**7), default=default, help=about)
     parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
     return parser.parse_args(given)
 
@@ -331,21 +302,16 @@ def cost(given: Words = None) -> argparse.Namespace:
 
 
 def new_encoding(given: Words = None) -> argparse.Namespace:
-    about = "Makes the files of a new encoding, which CONTRIBUTING.md explains."
-    parser = Parser("new-encoding", about)
+    parser = Parser("new-encoding", "Makes the files of a new encoding (CONTRIBUTING.md).")
     parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
     return parser.parse_args(given)
 
 
-FORMATS = ("tape", "llama")
-
-
 def export(given: Words = None) -> argparse.Namespace:
-    about = "Export a trained model to a folder that loads without this package."
-    parser = Parser("export", about)
+    parser = Parser("export", "Export a model to a folder that loads without this package.")
     add = parser.add_argument
     add("folder", type=model_folder, help="a run, one of its checkpoints, or a saved model")
     add("--out", type=Path, required=True, help="new folder to write")
-    about = "tape: any encoding, with its code; llama: a plain Llama, for equivalent encodings"
-    add("--format", choices=FORMATS, default="tape", help=f"{about} (default: tape)")
+    about = "tape (default): with its code; llama: a plain Llama, for equivalent encodings"
+    add("--format", choices=("tape", "llama"), default="tape", help=about)
     return parser.parse_args(given)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tape.files import reading, write_text
+from tape.files import write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,11 +40,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """Returns the processes that produced the results in a folder, oldest first; an empty list if
     the record is missing or unreadable, because no result depends on it."""
     try:
-        with reading(folder / FILE):
-            found = json.loads((folder / FILE).read_bytes())
+        return json.loads((folder / FILE).read_bytes())
     except (OSError, ValueError):
         return []
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -57,19 +55,15 @@ def fingerprint(model: nn.Module) -> str:
     waiting, found, code = {type(part).__module__ for part in model.modules()}, set(), set()
     while waiting:
         module = sys.modules.get(waiting.pop())
-        if module is None or module in found or not _is_ours(module):
+        if module is None or module in found or hasattr(module, "__path__"):
             continue
-        found.add(module)
-        code |= _statements(Path(module.__file__).read_text(encoding="utf-8"))
-        for value in vars(module).values():
-            is_module = isinstance(value, ModuleType)
-            waiting.add(value.__name__ if is_module else getattr(value, "__module__", None))
+        if module.__name__.partition(".")[0] == __package__:
+            found.add(module)
+            code |= _statements(Path(module.__file__).read_text(encoding="utf-8"))
+            for value in vars(module).values():
+                is_module = isinstance(value, ModuleType)
+                waiting.add(value.__name__ if is_module else getattr(value, "__module__", None))
     return hashlib.sha256("\n".join(sorted(code)).encode()).hexdigest()[:16]
-
-
-def _is_ours(module: ModuleType) -> bool:
-    package = hasattr(module, "__path__")
-    return module.__name__.partition(".")[0] == __package__ and not package
 
 
 @cache
@@ -80,16 +74,11 @@ def _statements(source: str) -> set[str]:
 class _Bare(ast.NodeTransformer):
     """Removes imports, docstrings and messages of errors."""
 
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        return None
-
-    visit_ImportFrom = visit_Import
-
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        return None if isinstance(node.value, ast.Constant) else node
-
-    def visit_Raise(self, node: ast.Raise) -> ast.Raise:
-        return ast.Raise()
+    def visit(self, node: ast.AST) -> ast.AST | None:
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if text or isinstance(node, ast.Import | ast.ImportFrom):
+            return None
+        return ast.Raise() if isinstance(node, ast.Raise) else self.generic_visit(node)
 
 
 @cache
@@ -99,37 +88,43 @@ def _process() -> dict[str, Any]:
         "command": shlex.join([Path(program).name, *arguments]),
         "commit": commit(),
         "machine": machine(),
-        "versions": _versions(),
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that results depend on most."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):  # tape from a checkout
+            found[package] = version(package)
+    return found
 
 
 def commit() -> str | None:
     """Returns the commit of this source, marked if tracked files were changed; None outside its
     repository."""
+    if not (SOURCE / ".git").exists():
+        return None
+    command = ["git", "-C", SOURCE, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        if Path(_git("rev-parse", "--show-toplevel")).resolve() != SOURCE:
-            return None
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-        return _git("rev-parse", "HEAD") + (" with changes" if changed else "")
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", SOURCE, *arguments], capture_output=True, text=True, check=True, timeout=10
-    )
-    return done.stdout.strip()
+    return done.stdout.strip().replace("-dirty", " with changes")
 
 
 def machine() -> str:
     """Returns processor, core count and the GPUs that torch sees."""
     import torch  # takes a second
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = [f"{_processor()}, {cores} cores"]
-    parts += [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    return "; ".join(parts)
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return "; ".join([f"{_processor()}, {cores()} cores", *gpus])
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:
@@ -138,11 +133,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

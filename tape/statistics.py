@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from statistics import NormalDist, mean, stdev
+from statistics import mean, stdev
 
 import numpy as np
 import pandas as pd
@@ -18,16 +18,12 @@ from scipy.special import nctdtrinc
 from scipy.stats import binomtest, permutation_test, rankdata, t
 
 CONFIDENCE = 0.95
-Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
     """Returns the interval of a share (Wilson 1927). Unlike the normal interval, it has
     a positive width even if all are correct, or none."""
-    share, z2 = correct / total, Z * Z / total
-    middle = share + z2 / 2
-    spread = Z * ((share * (1 - share) + z2 / 4) / total) ** 0.5
-    return max(0.0, (middle - spread) / (1 + z2)), min(1.0, (middle + spread) / (1 + z2))
+    return tuple(map(float, binomtest(correct, total).proportion_ci(CONFIDENCE, "wilson")))
 
 
 def clopper_pearson(correct: int, total: int) -> tuple[float, float]:
@@ -40,8 +36,8 @@ def with_interval(correct: int, total: int) -> dict[str, float] | None:
     if not total:
         return None
     low, high = wilson(correct, total)
-    found = {"accuracy": correct / total, "low": low, "high": high}
-    return found | {"correct": correct, "total": total}
+    share = {"accuracy": correct / total, "low": low, "high": high}
+    return share | {"correct": correct, "total": total}
 
 
 def student(values: Sequence[float]) -> float:
@@ -71,59 +67,44 @@ def table(
     over: str = "seed",
     scale: Callable[[float], float] = float,
 ) -> pd.DataFrame:
-    """Returns the mean over seeds of each group.
+    """Returns the columns mean (over seeds), half_width (of the interval; NaN for one seed) and n
+    (seeds) of each group.
 
     Args:
-        by: columns to group by.
         scale: of the value of a seed, such as `math.exp` of a loss.
-
-    Returns:
-        Columns mean, half_width (of the interval; NaN for one seed) and n (seeds).
     """
     groups = per_seed(rows, by, over).map(scale).groupby(level=by, sort=False)
-    return pd.DataFrame(
-        {
-            "mean": groups.agg(lambda values: mean(values)),
-            "half_width": groups.agg(lambda x: student(x) if len(x) > 1 else math.nan),
-            "n": groups.size(),
-        }
-    )
+    half_width = groups.agg(lambda x: student(x) if len(x) > 1 else math.nan)
+    return pd.DataFrame({"mean": groups.agg(mean), "half_width": half_width, "n": groups.size()})
 
 
-def differences(
-    rows: pd.DataFrame, baseline: str, by: str = "row", over: str = "seed"
-) -> pd.DataFrame:
-    """Compares groups of rows with one of them by seed, in a randomized block design.
+def differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Compares rows with one of them by seed, in a randomized block design.
 
-    The model is value = group + seed + error, with errors of one variance in all groups, fitted by
-    least squares. For two groups with the same seeds it is the paired t-test.
+    The model is value = row + seed + error, with errors of one variance in all rows, fitted by
+    least squares. For two rows with the same seeds it is the paired t-test.
 
     Returns:
         Columns mean, half_width (of its interval), p (of the t-test, corrected for the number of
-        groups), detectable (the smallest difference that the test detects with a power of 80 %);
-        of the pairs without the other groups, pairs_half_width (Student) and exact_p (of flipping
-        signs, uncorrected; at least 2 / 2 ** n for n pairs), NaN for fewer than two. Rows are the
-        groups without the baseline, those whose values are not all finite, and those that no seed
-        connects with the baseline; none if no error can be estimated.
+        rows), detectable (the smallest difference that the test detects with a power of 80 %);
+        of the pairs without the other rows, pairs_half_width (Student) and exact_p (of flipping
+        signs, uncorrected; at least 2 / 2 ** n for n pairs), NaN for fewer than two. Left out are
+        the baseline, rows whose values are not all finite, and those that no seed connects with
+        the baseline; all rows if no error can be estimated.
     """
-    values = per_seed(rows, by, over)
-    lines: dict[str, dict[str, float]] = {}
-    values = values.groupby(level=0, sort=False).filter(lambda each: np.isfinite(each).all())
-    names, seeds = (values.index.unique(level) for level in (0, 1))
-    design = np.hstack(
-        [
-            np.equal.outer(values.index.get_level_values(level).to_numpy(), each.to_numpy())
-            for level, each in enumerate((names, seeds))
-        ]
-    ).astype(float)
+    values = per_seed(rows)
+    values = values.groupby(level="row", sort=False).filter(lambda each: np.isfinite(each).all())
+    names = values.index.unique("row")
+    table = pd.get_dummies(values.index.to_frame().astype(str), dtype=float)
+    design, given = table.to_numpy(), values.to_numpy()
     free = len(values) - int(np.linalg.matrix_rank(design)) if len(values) else 0
+    lines: dict[str, dict[str, float]] = {}
     if baseline in names and free:
-        inverse, given = np.linalg.pinv(design), values.to_numpy()
+        inverse = np.linalg.pinv(design)
         error = float(np.sum((given - design @ inverse @ given) ** 2) / free) ** 0.5
         rounding = 1e-12 * float(np.abs(given).max())
         for name in names.drop(baseline):
-            contrast = np.zeros(design.shape[1])
-            contrast[[names.get_loc(name), names.get_loc(baseline)]] = 1, -1
+            contrast = 1.0 * (table.columns == f"row_{name}") - (table.columns == f"row_{baseline}")
             weights = contrast @ inverse  # of the values
             if not np.allclose(weights @ design, contrast):
                 continue
@@ -141,7 +122,7 @@ def differences(
             }
     columns = ["mean", "half_width", "p", "detectable", "pairs_half_width", "exact_p"]
     found = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
-    return found.assign(p=holm([*found["p"]])).rename_axis(by)
+    return found.assign(p=holm([*found["p"]])).rename_axis("row")
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -160,8 +141,8 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 def exchange_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Returns the p-value of no difference between two groups: the share of all ways to divide the
-    values between them whose mean ranks differ by at least as much. It is exact, unless there are
-    more than 100,000 ways, of which as many are then drawn."""
+    values between them (or of 100,000 ways, if there are more) whose mean ranks differ by at least
+    as much."""
     ranks, size = rankdata([*first, *second]), len(first)
     if math.comb(len(ranks), size) <= 100_000:
         sums = ranks[[*combinations(range(len(ranks)), size)]].sum(axis=1)

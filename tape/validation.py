@@ -40,8 +40,8 @@ def check_name(setting: str, name: object) -> str:
     plain = isinstance(name, str | int) and not isinstance(name, bool)  # 7 is a valid name
     if not plain or not re.fullmatch(r"[\w+=-][\w.+=-]*", str(name), re.ASCII):
         raise ValueError(
-            f"{setting}={name!r}: it must be a single folder name of letters, digits and "
-            f". _ - + =, not beginning with a dot; choose another"
+            f"{setting}={name!r}: it must be a single folder name of letters, digits and ._-+=, "
+            "not beginning with a dot"
         )
     return str(name)
 
@@ -78,21 +78,13 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> Path:
-    """Returns `value` as a path.
-
-    Raises:
-        ValueError: if it is not a path, or not valid UTF-8.
-    """
+    """Returns `value` as a path, or raises a ValueError."""
     if not isinstance(value, str | Path) or not str(value) or not encodable(str(value)):
         raise ValueError(f"{name}={value!r} must be a path")
     return Path(value)
 
 
 def encodable(text: str) -> bool:
-    """Returns whether a string can be encoded: JSON strings and file names may contain lone
-    surrogates, which cannot be written to a file."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    """Returns whether a string can be written to a file: JSON strings and file names may contain
+    lone surrogates."""
+    return re.search(r"[\ud800-\udfff]", text) is None

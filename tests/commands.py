@@ -8,7 +8,7 @@ import runpy
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -33,19 +33,10 @@ class Outcome:
         return self.err.strip().splitlines()
 
 
-def run_command(
-    *words: str, folder: Path, environment: Mapping[str, str | None] | None = None
-) -> Outcome:
-    """Runs `python words...` with `folder` as the current one.
-
-    Args:
-        words: a file of `folder` or of this project and its arguments, or `-m`, a module and its
-            arguments.
-        environment: variables to set for the command; None removes one.
-
-    Returns:
-        The exit status, stdout and stderr. A traceback is on stderr, with status 1.
-    """
+def run_command(*words: str, folder: Path) -> Outcome:
+    """Runs `python words...` with `folder` as the current one: a file of `folder` or of this
+    project and its arguments, or `-m`, a module and its arguments. A traceback is on stderr, with
+    status 1."""
     words = [str(word) for word in words]
     module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
     file = next(
@@ -53,7 +44,7 @@ def run_command(
     )
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
-        _process_state(folder, environment or {}),
+        _process_state(folder),
         warnings.catch_warnings(),
         # Hydra would compose once more, for the `hydra.mode` that no configuration here sets.
         mock.patch.object(Hydra, "get_mode", return_value=None),
@@ -81,16 +72,11 @@ def run_command(
 
 
 @contextlib.contextmanager
-def _process_state(folder: Path, environment: Mapping[str, str | None]) -> Iterator[None]:
+def _process_state(folder: Path) -> Iterator[None]:
     """Restores what a command may change in its process."""
     arguments, variables, here = sys.argv, dict(os.environ), os.getcwd()
     path = sys.path[:]
     random = torch.get_rng_state()
-    for name, value in environment.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
     os.chdir(folder)
     try:
         with unchanged_logging():

@@ -99,7 +99,7 @@ A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one
 COMMANDS = [
     ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder: give that of"),
     ("-m tape.export {made}/model --out {made}/model", r"model already exists; choose another"),
-    (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give "),
+    (f"{MEASURED} --out {{made}}/file/o.csv", r"file cannot be used: Not a directory"),
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
     (
         f"-m tape.analysis.stability --windows 1 --out o --length 100000 {MODEL}",

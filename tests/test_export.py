@@ -16,15 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
-from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.export import __main__ as command
 from tape.export import export, flatten, load, verify, write_code
-from tape.export.card import model_card, own_text
+from tape.export.card import model_card
 from tape.export.llama import require_llama, write_llama_config
-from tape.positions import ENCODINGS
-from tape.tasks.passkey.sequences import plain_tokenizer
-from tape.tasks.synthetic.problems import words_tokenizer
 
 LLAMAS = (
     "rope",
@@ -52,81 +48,44 @@ CHECKS = """
 import sys
 sys.modules["tape"] = None  # importing it fails from here on
 from pathlib import Path
-import torch, transformers
+import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 torch.set_num_threads(1)
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-
-def load(folder, auto=AutoModelForCausalLM):
-    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+for folder in Path(sys.argv[1]).iterdir():
+    expected = load_file(folder / "expected.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     assert type(model).__module__.startswith("transformers_modules."), type(model)
-    assert type(model.config).__module__.startswith("transformers_modules."), type(model.config)
-    return model
-
-@torch.no_grad()
-def check(folder):
-    expected = load_file(folder / "expected.safetensors")
-    tokens = expected["tokens"]
-    model = load(folder)
-    yield "logits", model(tokens).logits
-    for name, buffer in model.named_buffers():
-        yield name, buffer
-    if folder.name in ENCODINGS:  # their variants differ in their numbers only
-        yield "generated", model.generate(tokens[:1, :5], max_new_tokens=6, do_sample=False)
-        yield "body", load(folder, AutoModel)(tokens).last_hidden_state
-        model.save_pretrained(folder / "again")
-        yield "logits", load(folder / "again")(tokens).logits
-
-ENCODINGS = sys.argv[2:]
-for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-    expected = load_file(folder / "expected.safetensors")
-    for name, found in check(folder):
-        assert torch.equal(found, expected[name]), (folder.name, name)
-load("someone/from-the-hub")
-print("checked")
+    with torch.no_grad():
+        found = {"logits": model(expected["tokens"]).logits, **dict(model.named_buffers())}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), (folder.name, name)
+    print(folder.name)
 """
-
-
-@torch.no_grad()
-def expectations(folder):
-    """What the package gives for a saved model, to compare with what its export gives."""
-    tokens = random_tokens(2, 12)
-    model = TapeForCausalLM.from_pretrained(folder).eval()
-    return {
-        "tokens": tokens,
-        "logits": model(tokens).logits,
-        "generated": model.generate(tokens[:1, :5], max_new_tokens=6, do_sample=False),
-        "body": model.model(tokens).last_hidden_state,
-        **{name: buffer.clone() for name, buffer in model.named_buffers()},
-    }
 
 
 @pytest.mark.slow
 def test_every_encoding_loads_without_the_package(tmp_path):
-    """Logits and buffers; then generation, the body alone and another save: equal bit by bit. And
-    the same folder as the hub's cache has it."""
+    """Logits and buffers are equal bit by bit."""
+    tokens = random_tokens(2, 12)
     for name in POSITIONS:
         folder = tmp_path / "models" / name
         options = all_options(name) if name == "fox" else {}
-        model = make_model(name, tie_word_embeddings=name == "alibi", **options)
-        model.save_pretrained(folder)
-        save_file(expectations(folder), folder / "expected.safetensors")
+        make_model(name, tie_word_embeddings=name == "alibi", **options).save_pretrained(folder)
+        model = TapeForCausalLM.from_pretrained(folder).eval()
+        buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
+        with torch.no_grad():
+            expected = {"tokens": tokens, "logits": model(tokens).logits, **buffers}
+        save_file(expected, folder / "expected.safetensors")
         write_code(folder)
-    hub = tmp_path / "hub" / "models--someone--from-the-hub"
-    shutil.copytree(tmp_path / "models" / "tape", hub / "snapshots" / ("0" * 40))
-    (hub / "refs").mkdir()
-    (hub / "refs" / "main").write_text("0" * 40)
-    places = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_MODULES_CACHE": str(tmp_path / "modules")}
     process = subprocess.run(
-        [sys.executable, "-c", CHECKS, str(tmp_path / "models"), *ENCODINGS],
+        [sys.executable, "-c", CHECKS, str(tmp_path / "models")],
         cwd=tmp_path,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"} | places,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")},
         capture_output=True,
         text=True,
     )
-    assert process.stdout == "checked\n", process.stderr[-3000:]
+    assert {*process.stdout.split()} == {*POSITIONS}, process.stderr[-3000:]
 
 
 def test_with_the_package_its_own_code_is_used(tmp_path):
@@ -163,7 +122,7 @@ def test_imports_of_every_form():
         "from .positions_sampling import __name__ as _s\n"
         "from . import positions_sampling as s\n"
         "def f():\n    from .validation import __name__ as _validation\n"
-        "    from . import validation\n"
+        "    from . import validation as validation\n"
         "    return validation\n"
     )
     assert set(imported) == {"tape.validation", "tape.positions", "tape.positions.sampling"}
@@ -214,7 +173,7 @@ def test_another_function_is_noticed(tmp_path):
     config["rope_parameters"]["rope_theta"] = 9_000.0
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"different logits from the model: they differ by up to"):
-        verify(model, None, tmp_path, "llama")
+        verify(model, tmp_path, "llama")
 
 
 def test_a_run_is_exported_with_its_card(run):
@@ -237,50 +196,20 @@ def test_a_run_is_exported_with_its_card(run):
         assert b"secret-project" not in text and bytes(run.parent) not in text, path
 
 
-@pytest.mark.parametrize(
-    "tokenizer", [character_tokenizer, plain_tokenizer, words_tokenizer], ids=lambda x: x.__name__
-)
-def test_a_small_vocabulary_is_checked_on_its_own_tokens(tmp_path, tokenizer):
-    tokenizer = tokenizer()
-    text = own_text(tokenizer, "Once", most=8)
-    assert len(tokenizer(text).input_ids) == 8
-    make_model("rope", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    out = export(tmp_path / "model", tmp_path / "out")
-    assert f"tokenizer({json.dumps(text)}, " in (out / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("base", "told", "adapted"),
-    [
-        ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf", True),
-        ("output/rope_local", "rope_local", False),
-        ("/home/me/rope_local/", "rope_local", True),
-    ],
-)
-def test_a_card_names_the_base(run, tmp_path, base, told, adapted):
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_a_card_names_the_base(run, tmp_path, is_adapted):
     """Of an adapter, from its configuration; of a model all of which was trained, from its run."""
     folder = shutil.copytree(run, tmp_path / "run")
-    weights = "0" * (64 if told == "rope_local" else 40)  # a hash, or a revision on the hub
-    path, change = folder / "run.json", {"base_model": base, "base_weights": weights}
-    if adapted:
-        path, change = folder / "config.json", {"adaptation": change}
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    head = model_card(*load(folder), "sheep", "tape").split("---")[1]
-    assert yaml.safe_load(head).get("base_model") == told
-    assert ("name on the hub" in head) == (told == "rope_local")
-
-
-def saved(folder, change=(), **config):
-    """A model with this change of a weight, and of its config.json."""
-    model = make_model("rope")
-    with torch.no_grad():
-        for value in change:
-            model.lm_head.weight[0, 0] = value
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    return folder
+    path = folder / ("config.json" if is_adapted else "run.json")
+    before = json.loads(path.read_text())
+    # The weights of a local folder are recorded by a hash, those of the hub by a revision.
+    for base, told, weights in (("meta/Llama", "meta/Llama", 40), ("/home/me/own/", "own", 64)):
+        change = {"base_model": base, "base_weights": "0" * weights}
+        path.write_text(json.dumps(before | ({"adaptation": change} if is_adapted else change)))
+        model, _, recorded = load(folder)
+        head = model_card(model, True, recorded, "sheep", "tape").split("---")[1]
+        assert yaml.safe_load(head).get("base_model") == told
+        assert ("name on the hub" in head) == (told == "own")
 
 
 def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
@@ -291,20 +220,14 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     damaged = "damaged checkpoint (model.safetensors is missing, or changed after it was written)"
     refusals = [
         (tmp_path / "nothing", out, "nothing is not a folder"),
-        (saved(tmp_path / "a", model_type="gpt2"), out, "model_type 'gpt2'; allowed: 'tape'"),
-        (saved(tmp_path / "c", num_hidden_layers=4), out, "are missing, such as model.layers.3"),
-        (saved(tmp_path / "d", [torch.nan]), out, "not finite"),
         (cut, out, "has no model.safetensors"),
         (cut / "checkpoint-8", out, damaged),
-        (cut / "checkpoint-8", out, "checkpoint-4 is complete"),
         (run, run, "already exists"),
-        (run, run / "checkpoint-9", "inside or named like a checkpoint"),
-        (run, run / "checkpoint-4" / "out", "inside or named like a checkpoint"),
     ]
     for folder, target, message in refusals:
         with pytest.raises(ValueError, match=re.escape(message)):
             export(folder, target)
     monkeypatch.setattr(sys, "argv", ["export", str(run), "--out", str(out), "--format", "llama"])
-    with pytest.raises(SystemExit, match=r"error: .* the same in every layer"):
+    with pytest.raises(SystemExit, match=r"error: .* a Llama computes another function"):
         command.main()
     assert not out.exists() and not list(tmp_path.glob(".out*"))

@@ -104,7 +104,7 @@ def test_a_llama_and_a_model_of_ours_are_extended_when_they_are_loaded(method, t
     again = TapeForCausalLM.from_pretrained(tmp_path / "extended").eval()
     assert again.config.position == model.config.position
     assert torch.equal(again(tokens).logits, found[0])
-    with pytest.raises(ValueError, match="--format llama with position 'extended'"):
+    with pytest.raises(ValueError, match="a Llama computes another function"):
         require_llama(model)
 
 

@@ -79,19 +79,14 @@ def test_a_new_encoding_trains_at_once(checkout, monkeypatch, capsys):
         decoder(model.state_dict(), model.config, [1, 2])
 
 
-REFUSED = {
-    "fox": "tape/positions/fox.py exists",
-    "alibi": "the encoding alibi exists",
-    "adape": "the encoding adape exists",
-    "keep": "config/position/keep.yaml exists",
-    "score_bias": "the class ScoreBias exists",
-}
+TAKEN = ("fox", "rotary", "alibi", "adape", "keep", "score_bias")
 WRONG = ("Wave", "wave-1", "1wave", "_wave", "wave form", "../wave", "wäve", "", "lambda", "none")
-REFUSED |= dict.fromkeys((*WRONG, "w" * 31), "must be 1 to 30 lower-case letters, digits")
 
 
 def test_names_that_cannot_be_are_refused():
-    for name, message in REFUSED.items():
+    messages = dict.fromkeys(TAKEN, "exists; choose another name")
+    messages |= dict.fromkeys((*WRONG, "w" * 31), "must be 1 to 30 lower-case letters, digits")
+    for name, message in messages.items():
         with pytest.raises(ValueError, match=rf"^name '{name}':? {message}"):
             new_encoding.check(name)
 

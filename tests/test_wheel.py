@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-import venv
 from pathlib import Path
 
 import pytest
@@ -15,64 +14,48 @@ from commands import ROOT
 LEGAL = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
 
 
-def run(*words, folder):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def run(*words, folder, path=""):
     done = subprocess.run(
-        [str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """An environment with the wheel and the dependencies, but without this checkout."""
-    made = tmp_path_factory.mktemp("wheel")
+@pytest.mark.slow
+def test_commands_of_the_mission_run(tmp_path):
+    """From a folder with the content of the wheel, and not from this checkout."""
     for name in ("tape", "arithmetic", "scrolls", "config"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, made / "source" / name, ignore=ignored)
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, made / "source")
-    pip = [sys.executable, "-m", "pip"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", made, "./source", folder=made)
-    venv.create(made / "env", with_pip=False)
-    (site,) = (made / "env").glob("lib/python*/site-packages")
-    (made / "dependencies").mkdir()
-    for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if "tape" not in path.name and path.suffix != ".pth":
-            (made / "dependencies" / path.name).symlink_to(path)
-    (site / "dependencies.pth").write_text(f"{made / 'dependencies'}\n")
-    (wheel,) = made.glob("tape-*.whl")
-    python = made / "env" / "bin" / "python"
-    run(*pip, "--python", python, "install", "--no-deps", "-q", wheel, folder=made)
-    return site
+        shutil.copy(ROOT / name, tmp_path / "source")
+    how = ["--no-deps", "--no-build-isolation", "-q", "--target", "site", "./source"]
+    run("-m", "pip", "install", *how, folder=tmp_path)
+    site = tmp_path / "site"
+    assert {"tape", "arithmetic", "scrolls"} <= {path.name for path in site.iterdir()}
+    shipped = {path.relative_to(site / "tape") for path in site.glob("tape/config/**/*.yaml")}
+    assert shipped == {path.relative_to(ROOT) for path in ROOT.glob("config/**/*.yaml")}
 
+    def tape(*words):
+        return run("-m", "tape.commands", *words, folder=tmp_path, path=site)
 
-@pytest.mark.slow
-def test_commands_of_the_mission_run(installed, tmp_path):
-    tape = installed.parents[2] / "bin" / "tape"
     (tmp_path / "texts").mkdir()
     for n in range(60):
         text = LEGAL.read_text().replace("the", f"the {n}")
         (tmp_path / "texts" / f"{n}.txt").write_text(text)
     data = ["data=text", "data.files=texts", "data.validation_fraction=0.2"]
-    run(tape, "train", "experiment=quick", "name=trial", *data, folder=tmp_path)
+    tape("train", "experiment=quick", "name=trial", *data)
     out = tmp_path / "output" / "trial" / "compare" / "perplexity.csv"
     scored = ["--data", "text", "--files", "texts", "--max_tokens", "1000", "--lengths", "64"]
-    run(tape, "perplexity", "--model", "output/trial", *scored, "--out", out, folder=tmp_path)
-    assert "| tape |" in run(tape, "compare", "output/trial", "--out", "table", folder=tmp_path)
+    tape("perplexity", "--model", "output/trial", *scored, "--out", out)
+    assert "| tape |" in tape("compare", "output/trial", "--out", "table")
     for command in ("scrolls-score", "evaluate", "sweep"):
-        assert "--" in run(tape, command, "--help", folder=tmp_path)
-
-
-@pytest.mark.slow
-def test_it_installs_three_packages(installed):
-    found = {path.name for path in installed.iterdir() if "dist-info" not in path.name}
-    assert found == {"tape", "arithmetic", "scrolls", "dependencies.pth"}
-    shipped = {
-        path.relative_to(installed / "tape") for path in installed.glob("tape/config/**/*.yaml")
-    }
-    assert shipped == {path.relative_to(ROOT) for path in ROOT.glob("config/**/*.yaml")}
+        assert "--" in tape(command, "--help")
 
 
 def test_every_package_is_listed():

@@ -3,12 +3,14 @@
 It imports nothing that takes time.
 """
 
-import difflib
 import os
 import runpy
 import sys
 from importlib import import_module
 from pathlib import Path
+
+from tape.command import expected_errors
+from tape.validation import look_up
 
 FOLDER = Path(__file__).parent
 
@@ -74,24 +76,19 @@ def main() -> None:
 
 
 def run(name: str, arguments: list[str]) -> None:
-    if name not in TARGETS:
-        close = difflib.get_close_matches(name, TARGETS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "tape --help lists the commands"
-        sys.exit(f"error: unknown command {name!r}; {hint}")
     here, root = Path.cwd() / "tape" / "commands", FOLDER.parent.parent
     if here.is_dir() and not here.samefile(FOLDER):  # another checkout than the installed one
         os.execv(sys.executable, [sys.executable, "-m", "tape.commands", *sys.argv[1:]])
-    if TARGETS[name].startswith("benchmarks") and not (root / "benchmarks").is_dir():
-        sys.exit(f"error: {name} times a checkout of the repository; run it there")
     sys.argv = [name, *arguments]
     sys.path[:0] = [str(Path.cwd()), str(root)]
-    from tape.command import expected_errors
-
-    parsers = import_module(f"{TARGETS[name].partition('.')[0]}.parsers")
-    if parse := getattr(parsers, name.replace("-", "_"), None):
-        with expected_errors():  # refused, or helped, before torch is imported
+    with expected_errors():  # refused, or helped, before torch is imported
+        target = look_up("command", name, TARGETS)
+        if target.startswith("benchmarks") and not (root / "benchmarks").is_dir():
+            raise ValueError(f"{name} times a checkout of the repository; run it there")
+        parsers = import_module(f"{target.partition('.')[0]}.parsers")
+        if parse := getattr(parsers, name.replace("-", "_"), None):
             parse(arguments)
-    runpy.run_module(TARGETS[name], run_name="__main__", alter_sys=True)
+    runpy.run_module(target, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

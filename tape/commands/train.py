@@ -3,11 +3,8 @@
 import atexit
 import logging
 import os
-import re
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +15,7 @@ from omegaconf import DictConfig
 from tape.files import write_text
 from tape.settings.composition import call, is_expected, refuse, settings_of
 from tape.settings.groups import CONFIG
-from tape.settings.schema import RunSettings, check_base
+from tape.settings.schema import RunSettings
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
@@ -33,17 +30,15 @@ def instantiate(settings: dict[str, Any]) -> Any:
     try:
         return hydra.utils.instantiate(settings, _convert_="all")
     except InstantiationException as error:
-        if error.__cause__ is None:
-            raise ValueError(f"_target_={settings.get('_target_')}: {error}") from error
-        if unknown := re.search(r"unexpected keyword argument ('\w+')", str(error.__cause__)):
-            raise ValueError(f"{settings['_target_']} takes no argument {unknown[1]}") from error
-        raise error.__cause__ from None
+        raise error.__cause__ or error from None
 
 
 def run(cfg: DictConfig) -> str:
     """Carries out a run; returns the text of its report."""
     settings = settings_of(cfg)
-    check_base(settings["base_model"])
+    base = settings["base_model"]
+    if base and base.split("/")[0] in ("output", ".", "..", "") and not Path(base).is_dir():
+        raise ValueError(f"base_model={base}: there is no such folder; pre-train it first")
     from tape.training.run import run  # takes seconds: wrong settings are refused before
 
     return run(RunSettings(**settings), instantiate)
@@ -69,28 +64,6 @@ def composed(cfg: DictConfig) -> None:
         raise
 
 
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Exits with STOPPED on SIGTERM, except during the steps, where `StopAndNaNCallback` answers
-    it: they are saved first."""
-    process = os.getpid()
-
-    def end(number, frame) -> None:
-        if os.getpid() == process:
-            raise Terminated
-        signal.signal(number, signal.SIG_DFL)  # in a forked worker, which has nothing to tell
-        signal.raise_signal(number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except Terminated:
-        print("stopped outside of its steps: the same command continues", file=sys.stderr)
-        leave(STOPPED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def leave(status: int) -> NoReturn:
     """Exits. The file TAPE_STATUS is given the status, because torchrun replaces it.
 
@@ -109,8 +82,24 @@ def leave(status: int) -> NoReturn:
 
 
 def main() -> None:
-    with terminable():
+    """Exits with STOPPED on SIGTERM, except during the steps, where `StopAndNaNCallback` answers
+    it: they are saved first."""
+    process = os.getpid()
+
+    def end(number, frame) -> None:
+        if os.getpid() == process:
+            raise Terminated
+        signal.signal(number, signal.SIG_DFL)  # in a forked worker, which has nothing to tell
+        signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
         call(composed, "train")
+    except Terminated:
+        print("stopped outside of its steps: the same command continues", file=sys.stderr)
+        leave(STOPPED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     leave(0)
 
 

@@ -19,19 +19,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from tape.export.card import base_of, model_card, own_text
+from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.files import new_folder, read_object
 from tape.model.checkpoint import load_model, read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
-from tape.parsers import FORMATS
-from tape.runs.folder import CONFIGURATION, HASHES, last_complete, verify_checkpoint
+from tape.runs.folder import CONFIGURATION, HASHES, verify_checkpoint
 
 CHECKPOINT = re.compile(r"checkpoint-\d+")
-TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
-PROBED = 256  # tokens of a vocabulary without unknown words, in place of TEXT
 LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
 
 
@@ -43,10 +40,9 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         ValueError: if there is no complete model, `out` exists, the format cannot express the
             encoding, or the export, loaded in a process without this package, gives other logits.
     """
-    if format not in FORMATS:
-        raise ValueError(f"format={format!r}; allowed: {', '.join(FORMATS)}")
     folder, out = Path(folder), Path(out).absolute()
-    _check_target(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} already exists; choose another --out, or remove it")
     model, tokenizer, recorded = load(folder)
     if format == "llama":
         require_llama(model)
@@ -61,25 +57,21 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
             write_llama_config(model, work)
         else:
             write_code(work)
-        (work / "README.md").write_text(model_card(model, tokenizer, recorded, out.name, format))
-        verify(model, tokenizer, work, format)
+        card = model_card(model, tokenizer is not None, recorded, out.name, format)
+        (work / "README.md").write_text(card)
+        verify(model, work, format)
     return out
 
 
 def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
     """Returns the model of a run, of one of its checkpoints or of any other folder, in its saved
-    dtype, and its tokenizer if it has one; an adapter is merged into its base. Also returns what is
-    recorded of that base.
-
-    Raises:
-        ValueError: if there is no complete model of ours, or a checkpoint is damaged.
-    """
-    run = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
-    recorded = run / CONFIGURATION
-    hashed = (folder / HASHES).exists() or (run != folder and recorded.exists())
-    if hashed and (found := verify_checkpoint(folder)) is not None:
-        newest = last_complete(run) or "no checkpoint"
-        raise ValueError(f"{folder} is a damaged checkpoint ({found}): {newest} is complete")
+    dtype, its tokenizer if it has one, and what is recorded of its base, into which an adapter is
+    merged. Raises a ValueError if there is no complete model of ours."""
+    is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
+    recorded = (folder.parent if is_checkpoint else folder) / CONFIGURATION
+    is_ours = (folder / HASHES).exists() or (is_checkpoint and recorded.exists())
+    if is_ours and (found := verify_checkpoint(folder)) is not None:
+        raise ValueError(f"{folder} is a damaged checkpoint ({found})")
     model = load_model(folder).cpu()
     has_tokenizer = (folder / "tokenizer_config.json").exists()
     base = model.config.adaptation or (read_object(recorded) if recorded.exists() else {})
@@ -102,15 +94,12 @@ def write_code(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def verify(
-    model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase | None, folder: Path, format: str
-) -> None:
+def verify(model: TapeForCausalLM, folder: Path, format: str) -> None:
     """Compares the model's logits on random tokens with those of the folder in another process: for
-    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32. Also
-    compares the tokens of a text.
+    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32.
 
     Raises:
-        ValueError: if the folder does not load there, or anything differs.
+        ValueError: if the folder does not load there, or gives other logits.
     """
     exact = format == "tape"
     dtype = str(model.dtype).removeprefix("torch.") if exact else "float32"
@@ -121,11 +110,8 @@ def verify(
     tokens = torch.randint(model.config.vocab_size, (2, length), generator=generator)
     with torch.no_grad():
         expected = model(tokens).logits
-    text = TEXT if tokenizer is None else own_text(tokenizer, TEXT, PROBED)
-    found = _load_elsewhere(folder, tokens, dtype, text)
-    if tokenizer is not None and tokenizer(text).input_ids != found["ids"][0].tolist():
-        raise ValueError("the exported tokenizer produces different tokens from the model's")
-    difference = (found["logits"].double() - expected.double()).abs().max().item()
+    found = _logits_elsewhere(folder, tokens, dtype)
+    difference = (found.double() - expected.double()).abs().max().item()
     allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
@@ -134,55 +120,36 @@ def verify(
         )
 
 
-def _load_elsewhere(
-    folder: Path, tokens: torch.Tensor, dtype: str, text: str
-) -> dict[str, torch.Tensor]:
+def _logits_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> torch.Tensor:
     """Returns what `_loaded` computes in a process that cannot import this package."""
     program = f"{inspect.getsource(_loaded)}\nimport sys\n_loaded(*sys.argv[1:])"
     with tempfile.TemporaryDirectory() as scratch:
         given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
         save_file({"input_ids": tokens}, given)
-        arguments = [folder, given, answer, dtype, torch.get_num_threads(), text]
+        settings = {"HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"}
+        settings["OMP_NUM_THREADS"] = str(torch.get_num_threads())
         process = subprocess.run(
-            [sys.executable, "-P", "-c", program, *map(str, arguments)],
+            [sys.executable, "-P", "-c", program, folder, given, answer, dtype],
             cwd=scratch,
-            env=os.environ | {"HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"},
+            env=os.environ | settings,
             capture_output=True,
             text=True,
         )
         if process.returncode:
             reason = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
             raise ValueError(f"the exported folder cannot be loaded on its own: {reason[-1]}")
-        return load_file(answer)
+        return load_file(answer)["logits"]
 
 
-def _loaded(folder: str, tokens: str, answer: str, dtype: str, threads: str, text: str) -> None:
-    """Writes the logits of the model in a folder, and the token ids of a text."""
-    import os
+def _loaded(folder: str, tokens: str, answer: str, dtype: str) -> None:
+    """Writes the logits of the model in a folder."""
     import sys
 
     sys.modules["tape"] = None  # makes importing it fail
     import torch
-    import transformers
     from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
 
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(int(threads))
-    how = {"trust_remote_code": True}
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=True)
     with torch.no_grad():
-        found = {"logits": model.eval()(**load_file(tokens)).logits}
-    if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
-        found["ids"] = tokenizer(text, return_tensors="pt").input_ids
-    save_file(found, answer)
-
-
-def _check_target(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} already exists; choose another --out, or remove it")
-    if any(map(CHECKPOINT.fullmatch, out.resolve().parts)):
-        raise ValueError(
-            f"{out} is inside or named like a checkpoint, which a run may delete; choose another "
-            "--out"
-        )
+        save_file({"logits": model.eval()(**load_file(tokens)).logits}, answer)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from jinja2 import Environment, StrictUndefined
-from transformers import PreTrainedTokenizerBase
-from transformers import __version__ as VERSION
 
 from tape.model.checkpoint import SHA256
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
 from tape.positions.tape import Tape
+from tape.provenance import versions
 
 TEMPLATE = Path(__file__).with_name("card.md")
 
@@ -28,25 +25,8 @@ def base_of(recorded: dict[str, Any]) -> tuple[str | None, bool]:
     return Path(base).name if base and is_local else base, is_local
 
 
-def own_text(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
-    """Returns a text that the tokenizer splits: `text`, or up to `most` tokens of a vocabulary that
-    has none for unknown words."""
-    try:
-        tokenizer(text)
-    except Exception:  # tokenizers raises no other class
-        ids = [
-            n for n in sorted(tokenizer.get_vocab().values()) if n not in tokenizer.all_special_ids
-        ]
-        return tokenizer.decode(ids[:most])
-    return text
-
-
 def model_card(
-    model: TapeForCausalLM,
-    tokenizer: PreTrainedTokenizerBase | None,
-    recorded: dict[str, Any],
-    name: str,
-    format: str,
+    model: TapeForCausalLM, has_tokenizer: bool, recorded: dict[str, Any], name: str, format: str
 ) -> str:
     """Returns the card of a model exported under this name in this format.
 
@@ -60,27 +40,20 @@ def model_card(
     base, is_local = base_of(recorded)
     if base is not None:
         head["base_model"] = base
-    try:
-        package = metadata.version("tape")
-    except metadata.PackageNotFoundError:
-        package = "(from a checkout)"
     how = {"trim_blocks": True, "keep_trailing_newline": True, "undefined": StrictUndefined}
-    return (
-        Environment(**how)
-        .from_string(TEMPLATE.read_text(encoding="utf-8"))
-        .render(
-            name=name,
-            format=format,
-            config=model.config,
-            parameters=model.num_parameters(),
-            example=None if tokenizer is None else own_text(tokenizer, "Once upon a time", 8),
-            head=_yaml(head | {"tags": ["positional-encoding", encoding]}),
-            local_base=is_local,
-            is_tape=issubclass(ENCODINGS[encoding], Tape),
-            definition=inspect.getdoc(ENCODINGS[encoding]).split("\n\n")[0],
-            arguments=_yaml(arguments),
-            versions=f"tape {package}, torch {torch.__version__}, transformers {VERSION}",
-        )
+    template = Environment(**how).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        name=name,
+        format=format,
+        config=model.config,
+        parameters=model.num_parameters(),
+        has_tokenizer=has_tokenizer,
+        head=_yaml(head | {"tags": ["positional-encoding", encoding]}),
+        local_base=is_local,
+        is_tape=issubclass(ENCODINGS[encoding], Tape),
+        definition=inspect.getdoc(ENCODINGS[encoding]).split("\n\n")[0],
+        arguments=_yaml(arguments),
+        versions=", ".join(f"{package} {version}" for package, version in versions().items()),
     )
 
 

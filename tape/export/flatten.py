@@ -8,6 +8,7 @@ its import statements rewritten and nothing else changed.
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import tape
@@ -48,25 +49,12 @@ def source_of(module: str) -> Path | None:
     return next((file for file in found if file.is_file()), None)
 
 
-def _replaced(source: str, texts: dict[ast.AST, str]) -> str:
-    """Replaces the texts of statements and expressions."""
-    found = source.encode()  # `ast` counts columns in bytes
-    starts = [0]
-    for line in found.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    for node in sorted(texts, key=lambda node: node.lineno, reverse=True):
-        start = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
-        found = found[:start] + texts[node].encode() + found[end:]
-    return found.decode()
-
-
 def rewrite(source: str, module: str) -> tuple[str, list[str]]:
     """Returns a module's source with flattened imports of this package, and the imported
     modules."""
-    texts: dict[ast.AST, str] = {}
-    imported: list[str] = []
-    for node in filter(_is_ours, ast.walk(ast.parse(source))):
+    lines, imported = source.split("\n"), []
+    ours = [node for node in ast.walk(ast.parse(source)) if _is_ours(node)]
+    for node in sorted(ours, key=lambda node: node.lineno, reverse=True):
         plain = isinstance(node, ast.ImportFrom) and not node.level
         modules = [x for x in node.names if plain and source_of(f"{node.module}.{x.name}")]
         names = [alias for alias in node.names if alias not in modules]
@@ -75,30 +63,22 @@ def rewrite(source: str, module: str) -> tuple[str, list[str]]:
                 f"{module}, line {node.lineno}: '{ast.unparse(node)}' cannot be exported; "
                 f"write 'from {PACKAGE}.module import name'"
             )
-        imported += [f"{node.module}.{alias.name}" for alias in modules]
-        lines = []
+        flat = []
         if names:
             imported.append(node.module)
             listed = ", ".join(map(ast.unparse, names))
-            lines.append(f"from .{flat_name(node.module)} import {listed}")
-            if not modules:  # keeps its line breaks
-                head = f"from {node.module} import"
-                flat = f"from .{flat_name(node.module)} import"
-                lines = [ast.get_source_segment(source, node).replace(head, flat, 1)]
+            flat.append(f"from .{flat_name(node.module)} import {listed}")
         for alias in modules:
-            flat = flat_name(f"{node.module}.{alias.name}")
-            local = alias.asname or alias.name
+            imported.append(f"{node.module}.{alias.name}")
+            file, local = flat_name(imported[-1]), alias.asname or alias.name
             # The first line only makes transformers' loader copy the file.
-            lines.append(f"from .{flat} import __name__ as _{local}")
-            lines.append(f"from . import {flat}" + ("" if flat == local else f" as {local}"))
-        texts[node] = ("\n" + " " * node.col_offset).join(lines)
-    return _replaced(source, texts), imported
+            flat.append(f"from .{file} import __name__ as _{local}")
+            flat.append(f"from . import {file} as {local}")
+        lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + line for line in flat]
+    return "\n".join(lines), imported
 
 
 def _is_ours(node: ast.AST) -> bool:
     """Whether it imports from this package."""
-    if isinstance(node, ast.Import):
-        return any(alias.name.split(".")[0] == PACKAGE for alias in node.names)
-    if not isinstance(node, ast.ImportFrom):
-        return False
-    return node.level > 0 or node.module.split(".")[0] == PACKAGE
+    is_import = isinstance(node, ast.Import | ast.ImportFrom)
+    return is_import and re.match(rf"(import|from) ({PACKAGE}\b|\.)", ast.unparse(node)) is not None

@@ -161,7 +161,7 @@ def write_choice(found: Choices, target: Path) -> None:
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
     arguments = parsers.rates(given)
-    runs, missing = read_all(arguments.runs, "", read_finished)
+    runs, missing = read_all(arguments.folders, "", read_finished)
     found, out = choices(runs), arguments.out
     text = table(found) + missing_note(missing)
     write_runs(out, runs)
@@ -171,7 +171,7 @@ def main(given: list[str] | None = None) -> None:
         write_choice(found, target)
     print(text)
     print(f"\nalso in {out}, with a picture, the rows of each run and the choice as rates.yaml")
-    end(arguments.runs, missing)
+    end(arguments.folders, missing)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tape import provenance
-from tape.files import make_folder, read_object, reading, write_text
+from tape.files import read_object, reading, write_text
 
 CONFIGURATION = "run.json"
 TRAINED = "trained.json"
@@ -132,7 +132,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def locked(folder: Path) -> Iterator[None]:
     """Locks a run's folder, which the first of a run's processes does; raises a ValueError if
     another run holds the lock. A run that fails before it starts leaves no folder."""
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             # POSIX locks belong to one process: data-loader workers that outlive it hold none.

@@ -1,14 +1,10 @@
 """The settings of the commands that Hydra configures, in groups of files.
 
-Some entries of groups have no file. They are registered with Hydra here:
-
-* the other names of encodings (`tape.positions.ALIASES`), and encodings without own arguments;
-* config/variants.yaml, entries that differ from another one by a few settings;
-* config/sweep/ablations.yaml, the group `ablation`, an experiment and a sweep for each table.
+Entries without a file are registered here: other names of encodings, encodings without arguments,
+those of config/variants.yaml, and the group and the sweeps of config/sweep/ablations.yaml.
 """
 
 import ast
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,6 @@ PACKAGE = Path(__file__).parent.parent
 # In a checkout beside the package; setuptools installs it inside.
 CONFIG = next(f for f in (PACKAGE / "config", PACKAGE.parent / "config") if f.is_dir())
 ENCODINGS = PACKAGE / "positions" / "__init__.py"
-VARIANTS = CONFIG / "variants.yaml"
 ABLATIONS = OmegaConf.load(CONFIG / "sweep" / "ablations.yaml")
 
 _entries: dict[str, set[str]] = defaultdict(set)  # by group
@@ -38,16 +33,6 @@ def groups_of() -> list[str]:
     """Returns the groups that `options` has entries of."""
     groups = {path.name for path in CONFIG.iterdir()} | _entries.keys()
     return sorted(group for group in groups if options(group))
-
-
-def described(group: str) -> dict[str, str]:
-    """Returns the first line of the comment on each entry of a file, if it has one, or of
-    config/variants.yaml."""
-    files = {path.stem: path.read_text() for path in (CONFIG / group).glob("*.yaml")}
-    lines = {name: re.findall(r"^# (?!@)(.*)", text, re.M) for name, text in files.items()}
-    found = {name: comments[0] if comments else "" for name, comments in lines.items()}
-    (variants,) = re.findall(rf"^{group}:.*\n((?: .*\n)+)", VARIANTS.read_text(), re.M)
-    return found | dict(re.findall(r"^  (\w+): # (.*)", variants, re.M))
 
 
 def _register(group: str, name: str, content: Any, package: str | None = "_global_") -> None:
@@ -70,11 +55,7 @@ def _register_ablations() -> None:
     for row, arguments in ABLATIONS.rows.items():
         name = {"name": f"ablation_{row}_${{seed}}", "position": arguments} if arguments else {}
         _register("ablation", row, name)
-    seeds = ",".join(map(str, ABLATIONS.seeds))
     for table, rows in ABLATIONS.tables.items():
-        swept = {"seed": seeds, "ablation": ",".join(rows)}
-        content = {"defaults": ["ablation"], "hydra": {"sweeper": {"params": swept}}}
-        _register("experiment", f"ablation_{table}", content)
         out = "output/compare_${name}/" + table
         content = {"defaults": ["ablations"], "vary": {"ablation": [*rows]}, "out": out}
         _register("sweep", f"ablation_{table}", content)
@@ -95,7 +76,7 @@ def _new(size: int, _root_: Any) -> int | None:
 OmegaConf.register_new_resolver("lengths", _lengths, replace=True)
 OmegaConf.register_new_resolver("new", _new, replace=True)
 _register_encodings()
-for _group, _variants in OmegaConf.load(VARIANTS).items():
+for _group, _variants in OmegaConf.load(CONFIG / "variants.yaml").items():
     for _name, _content in _variants.items():
         _register(_group, _name, _content)
 _register_ablations()

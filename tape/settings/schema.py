@@ -17,10 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from tape.settings.groups import options
-from tape.validation import suggestion
-
-LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 
 
@@ -113,8 +109,6 @@ SETTINGS = {
     "longest": integer(2, 2**31 - 1),
 }
 OF_SOME_EXPERIMENTS = ("rates_of", "longest")
-# Groups of the configuration that a run cannot do without.
-GROUPS = ("model", "position", "task", "data", "trainer", "optimizer")
 
 
 def shown(value: Any) -> str:
@@ -129,11 +123,8 @@ def check(name: str, value: Any, kind: Kind) -> None:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Checks the composed and resolved settings of a run.
-
-    Raises:
-        ValueError: for the first setting that is missing, unknown or out of bounds.
-    """
+    """Raises a ValueError for the first of the composed and resolved settings of a run that is
+    missing, unknown or out of bounds."""
     for name, kind in SETTINGS.items():
         *above, last = name.split(".")
         owner: Any = settings
@@ -145,36 +136,15 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             check(name, owner[last], kind)
         elif not above and name not in OF_SOME_EXPERIMENTS:
             raise ValueError(f"{name} is missing: it must be {kind.words}")
-    for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}):
+    for name in settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}:
         raise ValueError(f"optimizer.{name}: there is no such setting")
     check_trainer(settings["trainer"])
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:
         raise ValueError(
-            f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}: give at most "
-            f"trainer.warmup_steps={steps}, or a fraction such as trainer.warmup_steps=0.05"
+            f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}: give fewer, or "
+            "a fraction such as trainer.warmup_steps=0.05"
         )
-
-
-def check_base(base: str | None) -> None:
-    """Raises a ValueError for a base model that can only be a folder, and does not exist."""
-    if base is not None and base.split("/")[0] in LOCAL and not Path(base).is_dir():
-        raise ValueError(
-            f"base_model={base}: there is no such folder; pre-train it first, "
-            f"TYPE=... bash script/train.sh"
-        )
-
-
-def check_groups(settings: Mapping[str, Any]) -> None:
-    """Checks that a file is chosen in every group, before interpolations are resolved.
-
-    Raises:
-        ValueError: for the first group that is not.
-    """
-    for group in GROUPS:
-        if not isinstance(settings.get(group), Mapping):
-            names = ", ".join(sorted(options(group)))
-            raise ValueError(f"{group}={shown(settings.get(group))}: choose one of {names}")
 
 
 @cache
@@ -194,19 +164,16 @@ def trainer_fields() -> dict[str, frozenset[str]]:
 
 
 def check_trainer(settings: Mapping[str, Any]) -> None:
-    """Raises a ValueError for the first setting that is not a field of TrainingArguments, or whose
-    value has another type: text for a number or a truth value, or a number for text."""
-    for name, value in settings.items():
-        if name == "_target_":
-            continue
-        types = trainer_fields().get(name)
-        if types is None:
-            known = (f"trainer.{field}" for field in trainer_fields())
-            hint = suggestion(f"trainer.{name}", known).partition(" Known: ")[0]
-            raise ValueError(f"trainer.{name}: TrainingArguments has no such field{hint}")
-        if isinstance(value, str) and types & {"int", "float"} and "str" not in types:
-            raise ValueError(f"trainer.{name}={value!r} must be a number")
-        if "bool" in types and not types & {"str", "dict"} and not isinstance(value, bool | None):
-            raise ValueError(f"trainer.{name}={value!r} must be true or false")
-        if type(value) in (int, float) and not types & {"int", "float", "bool"}:
-            raise ValueError(f"trainer.{name}={value!r} must be text, a list or a mapping")
+    """Raises a ValueError for the first field of TrainingArguments whose value has another type:
+    text for a number or a truth value, or a number for text. The class itself checks no types."""
+    for name in settings.keys() & trainer_fields().keys():
+        value, types = settings[name], trainer_fields()[name]
+        numeric, allowed = types & {"int", "float"}, None
+        if isinstance(value, str) and numeric and "str" not in types:
+            allowed = "a number"
+        elif "bool" in types and not types & {"str", "dict"} and not isinstance(value, bool | None):
+            allowed = "true or false"
+        elif type(value) in (int, float) and not numeric and "bool" not in types:
+            allowed = "text, a list or a mapping"
+        if allowed:
+            raise ValueError(f"trainer.{name}={value!r} must be {allowed}")

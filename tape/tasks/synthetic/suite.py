@@ -176,10 +176,10 @@ def suite(
 @expected_errors()
 def main() -> None:
     arguments = parsers.suite()
-    text, missing = suite(arguments.runs, arguments.out, arguments.contrasts)
+    text, missing = suite(arguments.folders, arguments.out, arguments.contrasts)
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
-    end(arguments.runs, missing)
+    end(arguments.folders, missing)
 
 
 if __name__ == "__main__":
