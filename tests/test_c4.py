@@ -1,7 +1,6 @@
 """C4's shards: which are taken, what is read of them, and what is refused."""
 
 import gzip
-import os
 import random
 
 import fsspec
@@ -17,15 +16,6 @@ TRAIN, VALIDATION = (7, 0, 300, 1023), (0, 5)
 @pytest.fixture
 def folder(tmp_path):
     return write_shards(tmp_path / "en")
-
-
-@pytest.fixture
-def remote(folder):
-    files = fsspec.filesystem("memory")
-    for path in folder.iterdir():
-        files.pipe(f"/c4/en/{path.name}", path.read_bytes())
-    yield "memory://c4/en"
-    files.rm("/c4", recursive=True)
 
 
 def texts(number, split="train", documents=30):
@@ -58,8 +48,6 @@ def test_the_choice_of_shards_depends_on_the_seed_and_the_names_alone(folder, mo
     assert whole == [name_of("train", number) for number in (300, 0, 7, 1023)]
     order = [name_of("train", number) for number in (1023, 7, 300, 0)]
     assert names(corpus.order(seed=0, epoch=1)) == order
-    assert len({tuple(names(corpus.order(s, epoch))) for s in (0, 1) for epoch in range(4)}) > 4
-    assert len({tuple(names(C4Corpus(folder, shards=2, seed=s).train)) for s in range(9)}) > 4
     listing = type(fsspec.filesystem("file")).ls
 
     def shuffled(*arguments, **options):
@@ -79,7 +67,6 @@ def test_the_tokenizers_sample_is_spread_over_shards(folder):
     assert len(sample) == len(set(sample)) == 10
     shares = [sum(text.startswith(f"train.{number:05}") for text in sample) for number in TRAIN]
     assert sorted(shares) == [2, 2, 3, 3]
-    assert len(list(C4Corpus(folder).sample())) == 120  # all there are
 
 
 def test_fingerprint_follows_all_that_decides_the_documents(folder, tmp_path):
@@ -94,8 +81,7 @@ def test_fingerprint_follows_all_that_decides_the_documents(folder, tmp_path):
 
 
 def test_a_streamed_fingerprint_reads_the_ends_of_files_alone(tmp_path):
-    path = tmp_path / "a.gz"
-    content = bytearray(os.urandom(2**18))
+    path, content = tmp_path / "a.gz", bytearray(2**18)
 
     def identity():
         path.write_bytes(content)
@@ -109,18 +95,24 @@ def test_a_streamed_fingerprint_reads_the_ends_of_files_alone(tmp_path):
         content[place] ^= 1
 
 
-@pytest.mark.parametrize("kind", ["cut", "changed", "trailing", "no gzip", "a line"])
-def test_a_broken_shard_is_named(folder, kind):
-    lines = [record(f"{n} {os.urandom(3000).hex()}") for n in range(8)]
-    whole = gzip.compress(b"".join(lines))
-    half = len(whole) // 2
-    content, fault = {
-        "cut": (whole[:half], " cannot be read: Compressed file ended"),
-        "changed": (whole[:half] + b"\xff" * 99 + whole[half + 99 :], " cannot be read: "),
-        "trailing": (whole + b"nonsense", " cannot be read: Not a gzipped file"),
-        "no gzip": (b"nonsense", " cannot be read: Not a gzipped file"),
-        "a line": (gzip.compress(b"".join([*lines, b"nonsense"])), ", line 9: not JSON"),
-    }[kind]
+LINES = [record(f"{n} {random.Random(n).randbytes(3000).hex()}") for n in range(8)]
+WHOLE = gzip.compress(b"".join(LINES), mtime=0)
+HALF = len(WHOLE) // 2
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (WHOLE[:HALF], " cannot be read: Compressed file ended"),
+        (WHOLE[:HALF] + b"\xff" * 99 + WHOLE[HALF + 99 :], "( cannot be read|, line 4: not JSON)"),
+        (WHOLE[:-8] + bytes(4) + WHOLE[-4:], " cannot be read: CRC check failed"),
+        (WHOLE + b"nonsense", " cannot be read: Not a gzipped file"),
+        (b"nonsense", " cannot be read: Not a gzipped file"),
+        (gzip.compress(b"".join([*LINES, b"nonsense"])), ", line 9: not JSON"),
+    ],
+    ids=["cut", "changed", "checksum", "trailing", "no gzip", "a line"],
+)
+def test_a_broken_shard_is_named(folder, content, fault):
     rewrite(folder, 7, content)
     with pytest.raises(ValueError, match=rf"00007-of-01024\.json\.gz{fault}"):
         list(C4Corpus(folder).documents("train"))
@@ -131,15 +123,6 @@ def test_shards_of_several_gzip_members_are_read_whole(tmp_path):
     parts = [record(str(n)) for n in range(8)] + [record("no newline")[:-1]]
     rewrite(folder, 7, b"".join(map(gzip.compress, parts)))
     assert list(C4Corpus(folder).documents("train")) == [*map(str, range(8)), "no newline"]
-
-
-def test_a_connection_that_breaks_does_not_shorten_a_shard(remote):
-    corpus = C4Corpus(root=remote)
-    files = fsspec.filesystem("memory")
-    path = f"/c4/en/{corpus.train[1].name}"
-    files.pipe(path, files.cat(path)[:-9])  # fewer bytes come than were announced
-    with pytest.raises(ValueError, match=r"memory:///c4/en/.*\.json\.gz cannot be read: "):
-        list(corpus.documents("train"))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from tape.data import blocks as blocks_module
 from tape.data.tokenizer import load_tokenizer
 from tape.files import new_folder, write_text
 
+PLAIN = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
 
 @pytest.fixture
 def jsonl(tmp_path):
@@ -50,7 +52,7 @@ def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch
 def plain_tokenizer(corpus, vocab_size):
     """As tokenizers were trained before pieces had a bound."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = PLAIN
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -68,46 +70,39 @@ def tokenizer_folder(corpus, vocab_size, cache):
     return cache / "tokenizers" / key
 
 
-def one_line(folder, letters):
-    path = folder / "line.txt"
-    path.write_text(f"A{''.join(random.Random(0).choices(letters, k=5000))}")
-    return TextCorpus(path)
-
-
 @pytest.mark.parametrize("letters", ["ACGT", "日本語中文", " \t"], ids=["dna", "chinese", "spaces"])
 def test_pieces_of_a_text_without_spaces_are_bounded(letters, tmp_path):
-    corpus = one_line(tmp_path, letters)
-    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    """Unless a tokenizer of an earlier version is there."""
+    line = bad(tmp_path, "line.txt", f"A{''.join(random.Random(0).choices(letters, k=5000))}")
+    corpus = TextCorpus(line)
+    tokenizer = train_tokenizer(corpus, 280, tmp_path).backend_tokenizer
     (text,) = corpus.documents("train")
-    bounded = tokenizer.backend_tokenizer.pre_tokenizer
+    bounded = tokenizer.pre_tokenizer
     assert max(end - start for _, (start, end) in bounded.pre_tokenize_str(text)) == 256
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    folder = tokenizer_folder(corpus, 280, tmp_path)
-    assert not folder.exists()  # it is of another kind than those there
-    again = train_tokenizer(corpus, 280, tmp_path)
-    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert len(list(folder.parent.iterdir())) == 1
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert train_tokenizer(corpus, 280, tmp_path).backend_tokenizer.to_str() == tokenizer.to_str()
     # One long word changes no other.
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
     parts = [*" \n\ta中7'-", "  ", "word", "'s", "'ll", "e\u0301", "\u3000"]
     for seed in range(30):
         text = "".join(random.Random(seed).choices(parts, k=40))
-        assert bounded.pre_tokenize_str(text) == plain.pre_tokenize_str(text)
+        assert bounded.pre_tokenize_str(text) == PLAIN.pre_tokenize_str(text)
+    backend = plain_tokenizer(corpus, 280)
+    before = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<|padding|>"
+    )
+    folder = tokenizer_folder(corpus, 280, tmp_path)
+    assert not folder.exists()  # the tokenizer is of another kind than those there
+    before.save_pretrained(folder)
+    again = train_tokenizer(corpus, 280, tmp_path).backend_tokenizer
+    assert again.to_str() == before.backend_tokenizer.to_str() != tokenizer.to_str()
 
 
 def test_tokenizers_are_what_they_always_were(corpus, tmp_path):
-    """Those of an earlier version are used, also for a text that would now be cut."""
     tokenizer = train_tokenizer(corpus, 300, tmp_path).backend_tokenizer
     found, expected = (json.loads(of.to_str()) for of in (tokenizer, plain_tokenizer(corpus, 300)))
     for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         assert found[part] == expected[part]
     assert tokenizer_folder(corpus, 300, tmp_path).is_dir()
-    dna = one_line(tmp_path, "ACGT")
-    backend = plain_tokenizer(dna, 260)
-    before = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
-    before.save_pretrained(tokenizer_folder(dna, 260, tmp_path))
-    again = train_tokenizer(dna, 260, tmp_path).backend_tokenizer
-    assert again.to_str() == before.backend_tokenizer.to_str()
 
 
 @pytest.mark.parametrize(
@@ -126,11 +121,8 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, co
 
 def test_what_cannot_be_tokenized(tmp_path, jsonl):
     corpus = TextCorpus(jsonl)
-    with pytest.raises(ValueError, match="vocab_size=100 must be at least 258"):
-        train_tokenizer(corpus, 100, tmp_path)
-    with pytest.raises(
-        ValueError, match=r"too small for vocab_size=9000: give vocab_size=\d+, all"
-    ):
+    message = r"too small for vocab_size=9000: give vocab_size=\d+, all"
+    with pytest.raises(ValueError, match=message):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
     with pytest.raises(ValueError, match=r"neither a folder .* nor available from the hub"):
@@ -141,9 +133,8 @@ def test_what_cannot_be_tokenized(tmp_path, jsonl):
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
     lone = tmp_path / "lone.jsonl"  # one document, three times
     lone.write_text(lines_of(["alone"] * 3))
-    with pytest.raises(
-        ValueError, match=r"split of text has no documents; give data\.validation=FILE or more doc"
-    ):
+    message = r"split of text has no documents; give data\.validation=FILE or more doc"
+    with pytest.raises(ValueError, match=message):
         tokenize_corpus(TextCorpus(lone), "validation", tokenizer, tmp_path)
     jsonl.write_text(jsonl.read_text() + "{broken\n")
     with pytest.raises(ValueError, match="line 61: not JSON"):
@@ -204,10 +195,10 @@ def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):
 
 DAMAGES = {
     "bytes": ("tokens.bin", lambda content: content[:-200]),
+    "half a token": ("tokens.bin", lambda content: content[:-1]),
     "token 65535": ("tokens.bin", lambda content: content[:-2] + b"\xff\xff"),
     "a number": ("facts.json", lambda content: b"5"),
     "a key": ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"')),
-    "dtype": ("facts.json", lambda content: content.replace(b"uint16", b"float9")),
     "no tokens": ("tokens.bin", None),
 }
 

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from tape.data.corpora import Corpus, Split, no_documents
+from tape.data.corpora import Corpus, Split
 from tape.data.tokenizer import unknown_id, vocabulary_size
 from tape.files import new_folder, read_or_discard
 
@@ -73,33 +73,29 @@ def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStrea
         ValueError, LookupError, TypeError, FileNotFoundError: if it is damaged.
     """
     facts = json.loads((folder / "facts.json").read_text())
-    documents, size, count = (int(facts[name]) for name in ("documents", "bytes", "tokens"))
-    path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
-    if facts["dtype"] != dtype.name or path.stat().st_size != count * dtype.itemsize:
-        raise ValueError(f"{path.stat().st_size:,} bytes for {count:,} tokens in {facts['dtype']}")
-    tokens = np.memmap(path, dtype, "r")
-    if (largest := int(tokens.max())) >= vocabulary_size(tokenizer):
-        raise ValueError(f"its tokenizer has no token {largest:,}")
-    return TokenStream(tokens, documents, size, folder.name)
+    tokens = np.memmap(folder / "tokens.bin", token_dtype(tokenizer), "r")
+    if len(tokens) != facts["tokens"] or tokens.max() >= vocabulary_size(tokenizer):
+        raise ValueError(f"it has other tokens than the {facts['tokens']:,} that were written")
+    return TokenStream(tokens, facts["documents"], facts["bytes"], folder.name)
 
 
 def _write_stream(
     corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    dtype, documents, size, count = token_dtype(tokenizer), 0, 0, 0
+    documents = size = count = 0
     title = f"tokenizing {corpus.name} ({split})"
     bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
     with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):
-                file.write(ids.astype(dtype))
+                file.write(ids.astype(token_dtype(tokenizer)))
                 count += len(ids)
             documents += len(batch)
             size += sum(len(text.encode()) for text in batch)
             bar.update(size - bar.n)
     if not documents:
-        raise no_documents(corpus, split)
-    facts = {"dtype": dtype.name, "documents": documents, "bytes": size, "tokens": count}
+        raise corpus.no_documents(split)
+    facts = {"documents": documents, "bytes": size, "tokens": count}
     (folder / "facts.json").write_text(json.dumps(facts))
     log.info("%s: %s tokens", title, f"{count:,}")
 
@@ -162,26 +158,13 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.nd
 
     Returns:
         (N,) uint32 each; `token_dtype` is enough for them.
-
-    Raises:
-        ValueError: if the tokenizer has no token for a part of a text.
     """
-    found = []
-    # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
-    ends = accumulate(map(len, texts))
     # On all cores; lengths beyond the model's are fine.
     how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
+    ends, found = accumulate(map(len, texts)), []
     for _, group in groupby(texts, key=lambda _: next(ends) // CHARACTERS_AT_ONCE):
-        try:
-            encoded = tokenizer([*group], **how)["input_ids"]
-        except Exception as error:
-            if type(error) is not Exception:  # which tokenizers raises for such a text
-                raise
-            raise ValueError(
-                f"the tokenizer has no token for a part of the text ({error}): use a model that "
-                "was trained on such text"
-            ) from error
-        found += [np.array(ids, dtype=np.uint32) for ids in encoded]
+        found += [np.array(ids, np.uint32) for ids in tokenizer([*group], **how)["input_ids"]]
     return found
 
 
@@ -211,20 +194,19 @@ class TokenBlocks(Dataset):
                 f"{len(stream):,} tokens are fewer than one block of length={length}; "
                 f"give more text or a smaller length"
             )
-        self.stream, self.length = stream, length
-        whole = len(stream) // length
-        self.numbers = np.arange(whole)
+        whole, self.stream = len(stream) // length, stream
+        self.blocks = stream.tokens[: whole * length].reshape(whole, length)
         if limit is not None and limit < whole:
-            self.numbers = np.linspace(0, whole - 1, limit).astype(np.int64)
+            self.blocks = self.blocks[np.linspace(0, whole - 1, limit).astype(np.int64)]
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.blocks)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        start = self.numbers[index] * self.length
-        return as_example(self.stream.tokens[start : start + self.length])
+        return as_example(self.blocks[index])
 
 
+@lru_cache(2)
 def permutation(count: int, seed: int, number: int) -> np.ndarray:
     """Returns a permutation of range(count) determined by the arguments. NumPy guarantees the
     stream of RandomState across versions, but not that of default_rng."""
@@ -237,19 +219,13 @@ class EpochOrder(Dataset):
 
     def __init__(self, sequences: Dataset, total: int, seed: int):
         self.sequences, self.total, self.seed = sequences, total, seed
-        self._epoch: tuple[int, np.ndarray] | None = None
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return permutation(len(self.sequences), self.seed, epoch)
 
     def __len__(self) -> int:
         return self.total
 
     def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
         epoch, place = divmod(n, len(self.sequences))
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, self._order(epoch)
-        return self.sequences[self._epoch[1][place]]
+        return self.sequences[permutation(len(self.sequences), self.seed, epoch)[place]]
 
 
 class TrainingOrder(EpochOrder):
@@ -265,7 +241,6 @@ class TrainingOrder(EpochOrder):
 
     def seen(self, tokens: int) -> np.ndarray:
         """Returns blocks of the first epoch that the run sees, about `tokens`: (N, length)."""
-        blocks = self.sequences
-        first = self._order(0)[: min(self.total, max(1, tokens // blocks.length))]
-        starts = np.sort(blocks.numbers[first]) * blocks.length
-        return np.stack([blocks.stream.tokens[n : n + blocks.length] for n in starts])
+        blocks = self.sequences.blocks
+        count = min(self.total, max(1, tokens // blocks.shape[1]))
+        return blocks[np.sort(permutation(len(blocks), self.seed, 0)[:count])]

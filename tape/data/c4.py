@@ -3,9 +3,8 @@
 The position in a stream is one integer: the number of blocks consumed. In each epoch the documents
 of all shards, in a new order, are tokenized and packed into blocks without losing tokens, EOS after
 each document. Block n belongs to window n // window, and the blocks of a window are permuted by
-(seed, window): the shuffle buffer of `datasets` is no part of its `state_dict()`, and would differ
-after a resume. A file for each window has the state of `datasets` at its start; without it the
-stream is replayed from the last known window.
+(seed, window). A file for each window says at which document it begins; without it the stream is
+replayed from the last known window.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import datasets
 import numpy as np
 import torch
 from fsspec.core import url_to_fs
@@ -36,8 +34,8 @@ from tape.data.blocks import (
     permutation,
     token_fingerprint,
 )
-from tape.data.corpora import Corpus, Split, no_documents
-from tape.data.readers import rows_of, texts
+from tape.data.corpora import Corpus, Split
+from tape.data.readers import documents
 from tape.files import read_object, write_text
 from tape.validation import check_flag, check_integer, check_path, check_text
 
@@ -67,7 +65,7 @@ class Shard(NamedTuple):
         return f"{self.name} {self.size} {version}"
 
     def documents(self) -> Iterator[str]:
-        return texts(rows_of(self.url, "text"), self.url)
+        return (text for _, text in documents(self.url))
 
 
 class C4Corpus(Corpus):
@@ -96,8 +94,7 @@ class C4Corpus(Corpus):
         name: str = "c4",
         documents: str | None = None,
     ):
-        if shards is not None:
-            check_integer("data.shards", shards)
+        check_integer("data.shards", 1 if shards is None else shards)
         check_integer("data.validation_shards", validation_shards)
         check_integer("data.validation_documents", validation_documents)
         check_integer("data.tokenizer_documents", tokenizer_documents)
@@ -112,21 +109,20 @@ class C4Corpus(Corpus):
 
         folder = root if dir is None else str(check_path("data.dir", dir).absolute())
         there = list_shards(folder)
-        asked = {
-            "train": ("shards", shards),
-            "validation": ("validation_shards", validation_shards),
-        }
-        for split, (setting, wanted) in asked.items():
-            if wanted is not None and wanted > (found := len(there[split])):
-                raise ValueError(f"data.{setting}={wanted} but {folder} has {found} {split} shards")
         self.train = self._shuffled(there["train"], "choice")[:shards]
         self.held_out = there["validation"][:validation_shards]
+        for setting, wanted, found in (
+            ("shards", shards or 0, self.train),
+            ("validation_shards", validation_shards, self.held_out),
+        ):
+            if len(found) < wanted:
+                raise ValueError(f"data.{setting}={wanted} but {folder} has {len(found)} of these")
 
     def documents(self, split: Split) -> Iterator[str]:
-        shards, most = self.train, None
-        if split == "validation":
-            shards, most = self.held_out, self.validation_documents
-        return islice(chain.from_iterable(map(Shard.documents, shards)), most)
+        if split == "train":
+            return chain.from_iterable(map(Shard.documents, self.train))
+        held_out = chain.from_iterable(map(Shard.documents, self.held_out))
+        return islice(held_out, self.validation_documents)
 
     def sample(self) -> Iterator[str]:
         """Yields `tokenizer_documents` training documents, evenly from a few shards."""
@@ -194,9 +190,19 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
     return found
 
 
+class Place(NamedTuple):
+    """Where tokens begin in a stream: the shard's number in the order of the epoch, the row of a
+    document in it, and the tokens of this and later documents to leave out."""
+
+    epoch: int = 0
+    shard: int = 0
+    row: int = 0
+    skipped: int = 0
+
+
 class StreamedBlocks(IterableDataset):
-    """Blocks of `length` tokens as inputs and labels of a causal model, from number `start` on,
-    determined by the corpus, the tokenizer, `length` and `seed`.
+    """Blocks of `length` tokens as inputs and labels of a causal model, determined by the corpus,
+    the tokenizer, `length` and `seed`. An iteration begins with number `start`, which may be set.
 
     Raises:
         ValueError: when iterated in a worker, or over no documents.
@@ -216,15 +222,10 @@ class StreamedBlocks(IterableDataset):
         content = token_fingerprint(corpus, "train", tokenizer)
         written = f"{content} {length} {seed} {self.window}"
         self.fingerprint = hashlib.sha256(written.encode()).hexdigest()[:16]
-        version = f"datasets-{datasets.__version__}"  # which its states depend on
-        self.folder = cache_dir / "streams" / self.fingerprint / version
+        self.folder = cache_dir / "streams" / self.fingerprint / "rows"
 
     def describe(self) -> str:
         return "streamed"
-
-    def seek(self, block: int) -> None:
-        """Starts the next iteration at this block."""
-        self.start = block
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         if get_worker_info() is not None:
@@ -244,56 +245,42 @@ class StreamedBlocks(IterableDataset):
         """Yields windows from `first` on, in text order: (window, length) tokens each."""
         known = (int(path.stem) for path in self.folder.glob("*.json"))
         number = max((window for window in known if window <= first), default=0)
-        state = read_object(self._file(number)) if number else {}
+        begin = Place(**read_object(self._file(number))) if number else Place()
         if number < first:
             log.info("replaying windows %s to %s of the stream", number, first - 1)
-        size = self.window * self.length
-        used, parts, room = state.get("used", 0), [], size
-        for place, tokens in self._tokens(**state.get("documents", {})):
-            while len(tokens) - used >= room:
-                parts.append(tokens[used : used + room])
-                used += room
+        size, skipped = self.window * self.length, begin.skipped
+        pending = np.empty(0, np.uint32)
+        for place, tokens in self._tokens(begin):
+            pending = np.concatenate([pending, tokens[skipped:]])
+            skipped = max(0, skipped - len(tokens))
+            while len(pending) >= size:
+                window, pending = np.split(pending, [size])
                 number += 1
                 if not self._file(number).exists():
-                    state = {"documents": place, "used": used}
-                    write_text(self._file(number), json.dumps(state))
+                    following = place._replace(skipped=len(tokens) - len(pending))
+                    write_text(self._file(number), json.dumps(following._asdict()))
                 if number > first:
-                    yield np.concatenate(parts).reshape(self.window, self.length)
-                parts, room = [], size
-            parts.append(tokens[used:])
-            room, used = room - len(parts[-1]), 0
+                    yield window.reshape(self.window, self.length)
 
     def _file(self, window: int) -> Path:
         return self.folder / f"{window}.json"
 
-    def _tokens(
-        self, epoch: int = 0, shard: int = 0, rows: dict[str, Any] | None = None
-    ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-        """Yields the tokens of some documents, endlessly, each time with the arguments of this
-        function that begin with these documents.
-
-        Args:
-            shard: its number in the epoch's order.
-            rows: `state_dict()` of its rows; None: all of them.
-        """
-        checked = False
-        while True:
-            whole, order = shard == 0 and rows is None, self.corpus.order(self.seed, epoch)
-            for number in range(shard, len(order)):
-                url = order[number].url
-                dataset = rows_of(url, "text")
-                if rows is None:
-                    rows = dataset.state_dict()
-                else:
-                    dataset.load_state_dict(rows)
-                for batch in batches(texts(dataset, url)):
-                    encoded = encode(self.tokenizer, batch)
-                    if not checked:  # these documents stand for all of them
-                        check_unknown(self.tokenizer, self.corpus.name, encoded, len(encoded))
-                        checked = True
-                    yield {"epoch": epoch, "shard": number, "rows": rows}, np.concatenate(encoded)
-                    rows = dataset.state_dict()
-                rows = None
-            if whole and not checked:
-                raise no_documents(self.corpus, "train")
-            epoch, shard = epoch + 1, 0
+    def _tokens(self, begin: Place) -> Iterator[tuple[Place, np.ndarray]]:
+        """Yields the tokens of some documents, endlessly, and where these documents begin."""
+        is_checked = False
+        shards = (
+            (epoch, number, shard)
+            for epoch in count(begin.epoch)
+            for number, shard in enumerate(self.corpus.order(self.seed, epoch))
+            if (epoch, number) >= (begin.epoch, begin.shard)
+        )
+        for epoch, number, shard in shards:
+            if epoch > begin.epoch and not is_checked:
+                raise self.corpus.no_documents("train")
+            first = begin.row if (epoch, number) == (begin.epoch, begin.shard) else 0
+            for batch in batches(documents(shard.url, first=first)):
+                encoded = encode(self.tokenizer, [text for _, text in batch])
+                if not is_checked:  # these documents stand for all of them
+                    check_unknown(self.tokenizer, self.corpus.name, encoded, len(encoded))
+                    is_checked = True
+                yield Place(epoch, number, batch[0][0]), np.concatenate(encoded)

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import sysconfig
-from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
@@ -25,8 +24,7 @@ from tape.validation import check_fraction, check_path, check_text
 Split = Literal["train", "validation"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
-KNOWN = (*PLAIN, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
-TABLES = (".csv", ".csv.gz")  # read if named, but not from a folder, where they may be anything
+KNOWN = (*PLAIN, ".jsonl", ".jsonl.gz", ".parquet")
 log = logging.getLogger(__name__)
 
 
@@ -62,6 +60,9 @@ class Corpus:
     def describe(self) -> str:
         raise NotImplementedError
 
+    def no_documents(self, split: Split) -> ValueError:
+        return ValueError(f"the {split} split of {self.name} has no documents; {self.remedy}")
+
 
 class FileCorpus(Corpus):
     """Local files, read as a whole. Documents are held out for validation by their content, so that
@@ -87,22 +88,25 @@ class FileCorpus(Corpus):
         return self.parts is None
 
     def documents(self, split: Split) -> Iterator[str]:
-        for path in self.files if self.parts is None else self.parts[split]:
-            for text in documents(path, self.field):
-                held_out = self.parts is None and _fraction(text) <= self._highest
-                if self.parts or held_out == (split == "validation"):
+        if self.parts is not None:
+            yield from self._texts(self.parts[split])
+        else:
+            for text in self._texts(self.files):
+                if (_fraction(text) <= self._highest) == (split == "validation"):
                     yield text
+
+    def _texts(self, files: list[Path]) -> Iterator[str]:
+        return (text for path in files for _, text in documents(path, self.field))
 
     @cached_property
     def _highest(self) -> float:
         """The highest hash that is held out."""
         below = math.nextafter(self.validation_fraction, 0)
         hashes = set()
-        for path in self.files:
-            for text in documents(path, self.field):
-                hashes.add(found := _fraction(text))
-                if found <= below:
-                    return below
+        for text in self._texts(self.files):
+            hashes.add(found := _fraction(text))
+            if found <= below:
+                return below
         return min(hashes) if len(hashes) > 1 else below
 
     @cache  # noqa: B019 - a corpus lives as long as the run
@@ -112,12 +116,9 @@ class FileCorpus(Corpus):
             digest.update(b"the lowest")
         for path in self.files:
             # The same bytes give other documents if the file type differs.
-            kind = b"plain" if path.suffix in PLAIN else b"rows"
-            kind = b"table" if ".csv" in path.suffixes else kind
+            digest.update(b"plain" if path.suffix in PLAIN else b"rows")
             with reading(path), path.open("rb") as file:
-                if kind == b"plain" and file.read(len(BOM_UTF8)) != BOM_UTF8:
-                    file.seek(0)  # a byte order mark is no part of the document
-                digest.update(kind + hashlib.file_digest(file, "sha256").digest())
+                digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
     def describe(self) -> str:
@@ -136,18 +137,18 @@ class LocalCorpus(FileCorpus):
         super().__init__(name, documents)
         self.root = Path(sysconfig.get_paths()["stdlib"]).resolve()
         found = (path for suffix in PLAIN for path in self.root.rglob(f"*{suffix}"))
-        parts = {path: path.relative_to(self.root).parts for path in found}
-        self.files = sorted(path for path in parts if not self.EXCLUDED & {*parts[path]})
+        names = {path: path.relative_to(self.root) for path in found}
+        self.files = sorted(path for path in names if not self.EXCLUDED & {*names[path].parts})
         if not self.files:
             raise FileNotFoundError(
                 f"Python's standard library has no source files in {self.root}; "
                 f"use data=text with data.files=... instead"
             )
-        names = {path: path.relative_to(self.root).as_posix() for path in self.files}
         self.parts = {"train": [], "validation": []}
-        for path, name in names.items():
-            self.parts["validation" if _fraction(name) < 0.05 else "train"].append(path)
-        self.rule = "\n".join(names.values())
+        for path in self.files:
+            is_held_out = _fraction(names[path].as_posix()) < 0.05
+            self.parts["validation" if is_held_out else "train"].append(path)
+        self.rule = "\n".join(names[path].as_posix() for path in self.files)
 
 
 class TextCorpus(FileCorpus):
@@ -192,7 +193,7 @@ class TextCorpus(FileCorpus):
         if self.by_content or self.parts is not None:
             yield from super().documents(split)
             return
-        for text in documents(self.files[0], self.field):
+        for text in self._texts(self.files):
             cut = _near_end(text, self.validation_fraction)
             half = text[:cut] if split == "train" else text[cut:]
             if half.strip():
@@ -312,11 +313,6 @@ class BigramCorpus(Corpus):
         return f"{self.name}: {count:,} random documents of {length} letters"
 
 
-def no_documents(corpus: Corpus, split: Split) -> ValueError:
-    """Returns the error for a split without documents."""
-    return ValueError(f"the {split} split of {corpus.name} has no documents; {corpus.remedy}")
-
-
 def _fraction(text: str) -> float:
     """Maps a text to a number in [0, 1) by its hash."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
@@ -340,8 +336,6 @@ def _expand(setting: str, patterns: Paths) -> list[Path]:
         if not matches:
             raise FileNotFoundError(f"{setting}: nothing matches {str(pattern)!r}")
         for match in map(Path, matches):
-            if not match.exists():
-                raise FileNotFoundError(f"{setting}: {match} is a broken link")
             for file in _inside(setting, match.resolve()):
                 found.setdefault(file.resolve(), file)
     return sorted(found.values())
@@ -350,8 +344,8 @@ def _expand(setting: str, patterns: Paths) -> list[Path]:
 def _inside(setting: str, path: Path) -> list[Path]:
     """Returns the file itself, or the files in the folder; warns of files of other types."""
     if path.is_file():
-        if not path.name.endswith((*KNOWN, *TABLES)):
-            raise ValueError(f"{setting}: {path} must be one of {', '.join(KNOWN + TABLES)}")
+        if not path.name.endswith(KNOWN):
+            raise ValueError(f"{setting}: {path} must be one of {', '.join(KNOWN)}")
         return [path]
     if not path.is_dir():
         raise ValueError(f"{setting}: {path} is neither a file nor a folder")
@@ -359,23 +353,18 @@ def _inside(setting: str, path: Path) -> list[Path]:
     def refuse(error: OSError) -> NoReturn:
         raise error
 
-    inside, others, known = [], Counter(), set()
+    files, known = [], set()
     for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
         if (place := os.path.realpath(folder)) in known:  # a link to a folder above it
             folders.clear()
             continue
         known.add(place)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.startswith("."):
-                others["hidden"] += 1
-            elif name.endswith(KNOWN):
-                inside.append(Path(folder, name))
-            else:
-                others[Path(name).suffix or "without a suffix"] += 1
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    inside = [file for file in files if file.name.endswith(KNOWN)]
     if not inside:
         raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {path}")
-    if others:
+    if others := Counter(file.suffix or file.name for file in {*files} - {*inside}):
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common())
         log.warning(
             f"{setting}: {len(inside):,} files of {path} are read; left out: {kinds}; "

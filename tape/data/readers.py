@@ -1,50 +1,26 @@
-"""Documents in files: plain text, and rows through the builders of `datasets`.
-
-JSON lines are read as text, line by line: the JSON builder wants the same columns and types in all
-rows, which metadata seldom have, and reads texts that look like dates as dates.
-"""
+"""Documents in files: plain text, lines of JSON and columns of parquet."""
 
 from __future__ import annotations
 
-import csv
 import json
-import locale
-import logging
 import zipfile
 import zlib
-from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pyarrow
-from datasets import IterableDataset, load_dataset
-from datasets.data_files import DataFilesDict, DataFilesList
-from fsspec.compression import register_compression
+from pyarrow import parquet
 
 from tape.validation import encodable
 
 PLAIN = (".txt", ".md", ".rst", ".py")  # a file is a document
-FORM = (
-    "fields are separated by commas, those with commas, quotes or line breaks are in quotes, and "
-    "quotes in them are doubled, not escaped"
-)
 OBJECT = 'each line must be a JSON object, {"text": ...}'
-BYTE_ORDER_MARK = BOM_UTF8.decode()
 # Zips with a password raise RuntimeError, those of an unknown compression NotImplementedError.
 OF_ZIPS = (RuntimeError, zipfile.BadZipFile)
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error, pyarrow.ArrowException, *OF_ZIPS)
-
-# fsspec's own reader takes truncated zstd data for complete.
-register_compression(
-    "zstd", lambda file, **_: pyarrow.input_stream(file, compression="zstd"), "zst", force=True
-)
-csv.field_size_limit(2**31 - 1)  # characters of a document
-# They log errors that they also raise.
-logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
 
 
 @contextmanager
@@ -59,108 +35,67 @@ def reading(path: object) -> Iterator[None]:
         raise ValueError(f"{path} {reason}: {' '.join(str(error).split())}") from error
 
 
-def documents(path: Path, field: str) -> Iterator[str]:
-    """Yields the documents of a local file that are not blank.
+def documents(path: str | Path, field: str = "text", first: int = 0) -> Iterator[tuple[int, str]]:
+    """Yields the documents of a file that are not blank, each with the number of its row: the whole
+    of a plain file, or `field` of each line of JSON or row of .parquet.
 
     Args:
-        field: the column of the documents, in a file of rows.
+        path: of a local file; of JSON lines also a URL. A .gz is decompressed.
+        first: number of the row to begin with.
 
     Raises:
         ValueError: for a row without text, or a file that cannot be read; names them.
     """
+    suffix = Path(path).suffix
+    rows = _whole if suffix in PLAIN else _column if suffix == ".parquet" else _lines
     with reading(path):
-        if path.suffix not in PLAIN:
-            return texts(rows_of(path, field), path)
-        # The text builder of `datasets` would change line ends.
-        text = path.read_bytes().decode("utf-8").removeprefix(BYTE_ORDER_MARK)
-        if "\0" in text:
-            raise ValueError(f"{path} is binary: it has a zero byte at {text.index(chr(0)):,}")
-        return texts([{"text": text}], path)
+        for number, text in enumerate(rows(path, field)):
+            if number >= first and text.strip():
+                yield number, text
 
 
-def texts(rows: Iterable[dict[str, str]], path: str | Path) -> Iterator[str]:
-    """Yields the documents of a file that are not blank, from its rows (`rows_of`)."""
-    with reading(path):
-        for row in rows:
-            if row["text"].strip():
-                yield row["text"]
+def _whole(path: Path, field: str) -> Iterator[str]:
+    text = path.read_bytes().decode("utf-8-sig")  # as it is, line ends too
+    if "\0" in text:
+        raise ValueError(f"{path} is binary: it has a zero byte at {text.index(chr(0)):,}")
+    yield text
 
 
-def rows_of(path: str | Path, field: str) -> IterableDataset:
-    """Returns rows with the document of each line of a file of JSON lines, or of each row of a
-    .csv or .parquet file, as `text`; it is empty for a blank line.
-
-    Args:
-        path: a local file or a URL; .gz, .zst and other compressed files are decompressed.
-    """
-    # As a DataFilesList, a name with brackets is not taken for a pattern.
-    files = DataFilesDict(train=DataFilesList([str(path)], []))
-    load = partial(load_dataset, data_files=files, split="train", streaming=True)
-    suffixes, encoding = Path(path).suffixes, locale.getpreferredencoding(False)
-    is_json = False
-    if ".parquet" in suffixes:
-        columns = load("parquet").column_names
-        rows = load("parquet", columns=[field] if field in columns else columns)
-    elif ".csv" in suffixes:
-        check_table(path, field)
-        rows = load("csv", keep_default_na=False)
-    elif encoding.lower() in ("utf-8", "utf8"):
-        rows, is_json = load("text"), True
-    else:
-        raise ValueError(
-            f"{path}: the locale's encoding, {encoding}, would be used for compressed text; "
-            "set PYTHONUTF8=1"
-        )
-    return rows.map(partial(_document, path, field, is_json), with_indices=True)
+def _column(path: Path, field: str) -> Iterator[str]:
+    with parquet.ParquetFile(path) as file:
+        if field not in file.schema_arrow.names:
+            among = ", ".join(file.schema_arrow.names)
+            raise ValueError(f"{path}: no column {field!r} among {among}; set data.field")
+        batches = file.iter_batches(1024, columns=[field])
+        texts = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+        for number, text in enumerate(texts):
+            yield _checked(text, field, f"{path}, row {number:,}")
 
 
-def check_table(path: str | Path, field: str) -> None:
-    """Raises a ValueError for a .csv of which pandas would make other texts than it has: it takes
-    the first fields of rows that are too long for an index, and fills up rows that are too short.
-    """
-    opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="")
+def _lines(path: str | Path, field: str) -> Iterator[str]:
+    opened = fsspec.open(str(path), "rt", compression="infer", encoding="utf-8-sig")
     with opened as file:
-        rows, header, number = csv.reader(file, strict=True), [], 0
-
-        def refusal(reason: object) -> ValueError:
-            place = f"row {number:,} (to line {rows.line_num:,})" if header else "header"
-            return ValueError(f"{path}, {place}: {reason}; {FORM}")
-
-        try:
-            for row in rows:
-                if len(row) < 2 and not "".join(row).strip():  # pandas leaves out blank lines
-                    continue
-                if header and len(row) != len(header):
-                    raise refusal(f"fields: {len(row)}, in the header: {len(header)}")
-                number += bool(header)
-                header = header or row
-        except csv.Error as error:
-            raise refusal(error) from error
-    if header and (count := header.count(field)) != 1:
-        among = f"{count or 'no'} column{'s' * (count > 1)} {field!r} among {', '.join(header)}"
-        remedy = "leave one of that name" if count else f"set data.field; {FORM}"
-        raise ValueError(f"{path}: {among}; {remedy}")
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                yield ""
+                continue
+            where = f"{path}, line {number:,}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{where}: not JSON ({error}); {OBJECT}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: a {type(row).__name__}; {OBJECT}")
+            if field not in row:
+                has = f"the row has fields {', '.join(row)}"
+                raise ValueError(f"{where}: no text in field {field!r} ({has}); set data.field")
+            yield _checked(row[field], field, where)
 
 
-def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int) -> dict[str, str]:
-    where = f"{path}, line {number + 1:,}" if is_json else f"{path}, row {number:,}"
-    if is_json:
-        line = row["text"] if number else row["text"].removeprefix(BYTE_ORDER_MARK)
-        if not line.strip():
-            return {"text": ""}
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error}); {OBJECT}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: a {type(row).__name__}; {OBJECT}")
-    if field not in row:
-        has = f"the row has fields {', '.join(row)}"
-        raise ValueError(f"{where}: no text in field {field!r} ({has}); set data.field")
-    text = row[field]
+def _checked(text: object, field: str, where: str) -> str:
     if not isinstance(text, str):
         kind = "null" if text is None else f"{type(text).__name__} {text!r:.40}"
         raise ValueError(f"{where}: field {field!r} has {kind}; a document must be a string")
     if not encodable(text):
         raise ValueError(f"{where}: {field!r} holds a lone surrogate")
-    return {"text": text}
+    return text

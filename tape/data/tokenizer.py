@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tape.data.corpora import Corpus, no_documents
+from tape.data.corpora import Corpus
 from tape.files import new_folder, read_or_discard
 from tape.model.checkpoint import check_tokens
 from tape.validation import check_text
@@ -22,15 +22,7 @@ from tape.validation import check_text
 log = logging.getLogger(__name__)
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
-BYTES = 256
 MAX_PIECE = 256  # characters per piece in texts with longer runs of characters
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of a single byte in SentencePiece's vocabularies
-SPACE = "\u2581"  # the sign of a space there
-# Normalizers of SentencePiece, which can be undone.
-SENTENCEPIECE = [
-    {"type": "Prepend", "prepend": SPACE},
-    {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-]
 PROBE = "a   b\n\n1c"  # whose tokens stand for as many bytes, or one more, if none are left out
 KINDS = ("bpe", f"bpe of pieces up to {MAX_PIECE}")  # without long runs in the sample, and with
 LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
@@ -44,13 +36,8 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
     DNA, training and encoding cut them: training time is quadratic in the length of a piece.
 
     Raises:
-        ValueError: if the vocabulary is too small for all bytes, or the text yields fewer tokens.
+        ValueError: if the text does not yield as many tokens.
     """
-    if vocab_size < BYTES + 2:
-        raise ValueError(
-            f"vocab_size={vocab_size} must be at least {BYTES + 2}, for every byte and 2 special "
-            "tokens"
-        )
 
     def read(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = load_tokenizer(str(folder))
@@ -97,7 +84,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
 
     tokenizer.train_from_iterator(sample(), trainer)
     if not documents:
-        raise no_documents(corpus, "train")
+        raise corpus.no_documents("train")
     if tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(
             f"the training text is too small for vocab_size={vocab_size}: give "
@@ -161,34 +148,20 @@ def text_bytes(
         which: (M,) places in `tokens`.
 
     Returns:
-        None for a tokenizer whose tokens do not stand for bytes, such as one of whole words, one
-        that changes texts (by NFC, or lower case), or one that spells the sign of a space in bytes;
-        and if one of the tokens is unknown.
+        None if the tokenizer is not a byte-level one, or changes texts (by NFC, or lower case), and
+        if one of the tokens is unknown.
     """
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocabulary, end = tokenizer.get_vocab(), tokenizer.eos_token_id
-    if "ByteLevel" in json.dumps(backend["decoder"]):
-        sizes = {id_: len(token) for token, id_ in vocabulary.items()}  # a character for each byte
-        reversible = [{"type": "ByteLevel"}]
-    elif backend["model"].get("byte_fallback") and SPACE in vocabulary:
-        sizes = {
-            id_: 1 if BYTE.fullmatch(token) else len(token.replace(SPACE, " ").encode())
-            for token, id_ in vocabulary.items()
-        }
-        reversible = SENTENCEPIECE
-    else:
+    backend, end = json.loads(tokenizer.backend_tokenizer.to_str()), tokenizer.eos_token_id
+    if "ByteLevel" not in json.dumps(backend["decoder"]) or backend["normalizer"] is not None:
         return None
-    normalizer = backend["normalizer"] or {"normalizers": []}
-    if any(part not in reversible for part in normalizer.get("normalizers", [normalizer])):
-        return None
+    sizes = np.zeros(vocabulary_size(tokenizer), np.int64)
+    for token, id_ in tokenizer.get_vocab().items():
+        sizes[id_] = len(token)  # a character for each byte
     for id_, token in tokenizer.added_tokens_decoder.items():
-        if not token.special:
-            sizes[id_] = len(token.content.encode())
+        sizes[id_] = len(token.content.encode())
     sizes[end] = 0
-    of = np.zeros(max(sizes) + 1, np.int64)
-    of[[*sizes]] = [*sizes.values()]
-    added = of[tokenizer(PROBE, add_special_tokens=False)["input_ids"]].sum() - len(PROBE)
+    added = sizes[tokenizer(PROBE, add_special_tokens=False)["input_ids"]].sum() - len(PROBE)
     scored, unknown = tokens[which], unknown_id(tokenizer)
     if added not in (0, 1) or (unknown not in (None, end) and (scored == unknown).any()):
         return None
-    return int(of[scored].sum() - added * (tokens[which - 1] == end).sum())
+    return int(sizes[scored].sum() - added * (tokens[which - 1] == end).sum())

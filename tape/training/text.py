@@ -105,7 +105,7 @@ def follow_stream(
             "tokenizer uses all cores by itself, ahead of training"
         )
     arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
-    blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
+    blocks.start = (step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments)
 
 
 class Repeated(IterableDataset):
