@@ -121,10 +121,8 @@ def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
 
 
 def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
-    second = make_run(tmp_path / "second", None, 0, {8: 40.0, 32: 90.0}, length=9)
-    with pytest.raises(
-        ValueError, match=r"base and .*second are both models without adaptation: give only one"
-    ):
+    second = make_run(tmp_path / "second", None, 1, {8: 40.0, 32: 90.0}, weights="8" * 64)
+    with pytest.raises(ValueError, match=r"lora_0 was adapted from other weights than .*second"):
         read([*runs, second], "extend")
     for run in runs[2:]:
         if run.name.startswith("text"):

@@ -69,13 +69,15 @@ class Comparison:
         each = (groups.get(label, []) for label in self.labels for groups in self.groups.values())
         return list({id(run): run for runs in each for run in runs}.values())
 
-    def find(self, name: str) -> str | None:
-        """Returns a label by itself or by the folder of one of its runs; None if there is none."""
+    def find(self, baseline: str) -> str:
+        """Returns a label by itself or by the folder of one of its runs; raises a ValueError if
+        there is none."""
         for groups in self.groups.values():
             for label, runs in groups.items():
-                if name == label or Path(name) in [run.folder for run in runs]:
+                if baseline == label or Path(baseline) in [run.folder for run in runs]:
                     return label
-        return None
+        labels = ", ".join(self.labels)
+        raise ValueError(f"--baseline {baseline!r} is not a row; choose one of {labels}")
 
 
 def read(
@@ -105,8 +107,7 @@ def read(
     rows = {kind: _rows_of(kind, each) for kind, each in groups.items()}
     labels = _ranked(groups, rows)
     for kind, table in rows.items():
-        places = table["row"].map(labels.index)
-        rows[kind] = table.loc[places.sort_values(kind="stable").index]
+        rows[kind] = table.sort_values("row", key=lambda row: row.map(labels.index), kind="stable")
     return Comparison(groups, missing, labels, rows)
 
 
@@ -212,11 +213,6 @@ def check_given(
         }
 
     several = _matches(WEIGHTS, within)
-    if len(bases) > 1 and not several:
-        raise ValueError(
-            f"{bases[0].folder} and {bases[1].folder} are both models without adaptation: give "
-            "only one of them"
-        )
     for group in (methods or runs, bases):
         peers: dict[int, Run] = {}
         for run in group:

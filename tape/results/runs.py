@@ -92,14 +92,11 @@ def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
         ValueError: if it did not finish, or its settings are incomplete.
     """
     settings = influential(read_configuration(folder, TRAINED))
-    kinds = {"seed": int, "trainer.seed": int, "position.name": str, "length": int}
-    if wrong := [key for key in kinds if not isinstance(settings.get(key), kinds[key])]:
-        raise ValueError(f"{folder / TRAINED} has no {', '.join(wrong)}: train again")
     with reading(folder / TRAINED):
+        seed = settings.pop("seed")
+        if settings["trainer.seed"] == seed:
+            del settings["trainer.seed"]
         check_name("position.name", settings["position.name"])
-    seed = settings.pop("seed")
-    if settings["trainer.seed"] == seed:
-        del settings["trainer.seed"]
     return seed, settings
 
 
@@ -251,20 +248,16 @@ def read_saved(folder: Path) -> list[Run]:
     with reading(path):
         text = dict.fromkeys((*ABOUT, "unit"), str) | {"seed": int}
         table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
-        if lost := sorted({*ABOUT, *FOUND} - {*table}):
-            raise ValueError(f"the columns {', '.join(lost)} are missing")
         groups = dict(iter(table.astype({"value": float, "n": float}).groupby("run")))
-        if unknown := sorted(groups.keys() ^ runs.keys()):
-            raise ValueError(f"the run {unknown[0]} is not in both {RESULTS} and {SETTINGS}")
+        if groups.keys() != runs.keys():
+            raise ValueError(f"its runs are not those of {SETTINGS}")
         own = ["encoding", "settings", "seed"]
         for name, run in runs.items():
-            about = groups[name][own].drop_duplicates().itertuples(index=False, name=None)
-            if {*about} != {(run.encoding, run.digest, run.seed)}:
+            about = groups[name][own].drop_duplicates().to_numpy().tolist()
+            if about != [[run.encoding, run.digest, run.seed]]:
                 raise ValueError(f"its rows of {name} are of other settings than {SETTINGS} has")
-        return [
-            replace(run, rows=groups[name].drop(columns=["run", *own]))
-            for name, run in runs.items()
-        ]
+            runs[name] = replace(run, rows=groups[name].drop(columns=["run", *own]))
+        return [*runs.values()]
 
 
 def read_all(
