@@ -125,10 +125,12 @@ def test_what_cannot_be_tokenized(tmp_path, jsonl):
     with pytest.raises(ValueError, match=message):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
-    with pytest.raises(ValueError, match=r"neither a folder .* nor available from the hub"):
+    with pytest.raises(
+        ValueError, match=r"none' cannot be loaded from a folder or the hub \(OSError"
+    ):
         load_tokenizer(str(tmp_path / "none"))
     write_text(tmp_path / "damaged" / "tokenizer.json", '{"model": {"type": "BPE"}}')
-    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged \(KeyError"):
+    with pytest.raises(ValueError, match=r"damaged' cannot be loaded .*\(KeyError"):
         load_tokenizer(str(tmp_path / "damaged"))
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
     lone = tmp_path / "lone.jsonl"  # one document, three times

@@ -16,7 +16,7 @@ from string import ascii_lowercase
 from typing import Literal, NoReturn
 
 import numpy as np
-from huggingface_hub import hf_hub_download
+from huggingface_hub import snapshot_download
 
 from tape.data.readers import PLAIN, documents, reading
 from tape.validation import check_fraction, check_path, check_text
@@ -216,7 +216,7 @@ class RedPajamaCorpus(FileCorpus):
     tokens from the sources of Llama's training data. Settings: config/data/redpajama.yaml.
 
     Raises:
-        FileNotFoundError: if the folder has none of the files, or the hub cannot provide one.
+        FileNotFoundError: if the folder lacks one of the files, or the hub cannot provide them.
     """
 
     HUB = "togethercomputer/RedPajama-Data-1T-Sample"
@@ -234,29 +234,21 @@ class RedPajamaCorpus(FileCorpus):
         super().__init__(name, documents)
         self.validation_fraction = validation_fraction
         self.rule = f"redpajama {validation_fraction}"
-        names = [f"{source}_sample.jsonl" for source in self.SOURCES]
-        folder = self._from_hub(names) if dir is None else check_path("data.dir", dir)
-        self.files = [folder / each for each in names if (folder / each).is_file()]
-        missing = [each for each in names if folder / each not in self.files]
-        if not self.files:
-            raise FileNotFoundError(
-                f"data.dir={folder} has none of {', '.join(names)}; they are on "
-                f"https://huggingface.co/datasets/{self.HUB}"
-            )
-        if missing:
-            log.warning("%s lacks %s of %s files: %s", folder, len(missing), len(names), missing)
-
-    def _from_hub(self, names: list[str]) -> Path:
-        log.info("downloading %s once, about 5 GB", self.HUB)
+        how = {"repo_type": "dataset", "allow_patterns": "*_sample.jsonl"}
         try:
-            for name in names:
-                file = hf_hub_download(self.HUB, name, repo_type="dataset")
-            return Path(file).parent
+            dir = snapshot_download(self.HUB, **how) if dir is None else dir
         except Exception as error:  # the hub's client also raises errors of its HTTP clients
             raise FileNotFoundError(
                 f"{self.HUB} is neither in the hub's cache nor available from the hub ({error}); "
                 f"give data.dir=..., a folder with its files, or another corpus, data=local"
             ) from error
+        folder = check_path("data.dir", dir)
+        self.files = [folder / f"{source}_sample.jsonl" for source in self.SOURCES]
+        if missing := [path.name for path in self.files if not path.is_file()]:
+            raise FileNotFoundError(
+                f"data.dir={folder} has no {', '.join(missing)}: fetch all files of "
+                f"https://huggingface.co/datasets/{self.HUB}, or read some with data=text"
+            )
 
 
 class BigramCorpus(Corpus):

@@ -105,13 +105,9 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except Exception as error:  # damaged files raise anything
-        reason, file = " ".join(str(error).split()), Path(name_or_folder, "tokenizer.json")
-        if file.is_file():
-            reason = f"({type(error).__name__}: {reason}): create it again"
-            raise ValueError(f"{file} is damaged {reason}") from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
-            f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor available from "
-            f"the hub: {reason}"
+            f"tokenizer={name_or_folder!r} cannot be loaded from a folder or the hub ({reason})"
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")
