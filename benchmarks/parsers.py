@@ -19,6 +19,7 @@ METHODS = {  # by case
     "decode": DECODERS,
     "adapters": names_in("benchmarks/workloads.py", "ADAPTERS"),
 }
+USUAL = METHODS | {case: ["rope", "tape", "llama"] for case in ("train_step", "decode")}
 
 
 def speed(given: Words = None) -> argparse.Namespace:

@@ -58,6 +58,7 @@ DEFAULTS = {  # of the arguments that parsers.speed leaves out
 TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
+Comparisons = dict[str, tuple[str, Load, list[str]]]  # case, load and methods by name
 
 
 def synchronize() -> None:
@@ -213,45 +214,12 @@ def surroundings() -> dict[str, str | None]:
     }
 
 
-def run(
-    out: Path, comparisons: dict[str, Callable[[], pd.DataFrame]], settings: dict[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Makes the comparisons that are not in a folder yet.
-
-    Args:
-        comparisons: by name; each returns the rows of `measure`.
-
-    Returns:
-        The rows of each comparison.
-
-    Raises:
-        ValueError: if the folder has rows of other settings; names every difference.
-    """
-    about = {**surroundings(), **settings}
-    file, settings_file = out / "speed_rounds.csv", out / "speed_settings.json"
-    done = dict(iter(read(file).groupby("comparison", sort=False)))
-    if done and (changes := differences(read_object(settings_file), about)):
-        raise ValueError(
-            f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
-            f"place, or remove that file"
-        )
-    write_text(settings_file, json.dumps(about, indent=1) + "\n")
-    provenance.record(out)
-    left = [name for name in comparisons if name not in done]
-    with torch._dynamo.config.patch(recompile_limit=64):
-        for name in tqdm(left, unit="comparison", disable=None):
-            done[name] = comparisons[name]()
-            # whole comparisons only, whenever this process is killed
-            write_text(file, pd.concat(done.values()).to_csv(index=False))
-    return done
-
-
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     """Parses a command line, with the defaults of the device."""
     return argparse.Namespace(**(DEFAULTS | vars(parsers.speed(given))))
 
 
-def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]]]:
+def loads(arguments: argparse.Namespace) -> Comparisons:
     """Returns case, load and methods of all comparisons by name, the short ones first."""
     batch, length = TOKENS[arguments.shape]
     asked = product(
@@ -262,7 +230,6 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
     )
     found = {}
     for length, (name, work), compiled, backend in asked:
-        case = CASES[name]
         load = Load(
             work=work,
             shape=arguments.shape,
@@ -275,8 +242,8 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
             checkpointing=arguments.checkpointing,
         )
         title = f"{name}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
-        methods = arguments.methods or case.default or case.methods
-        methods = [method for method in methods if method in case.methods]
+        methods = arguments.methods or parsers.USUAL[name]
+        methods = [method for method in methods if method in parsers.METHODS[name]]
         if name == "peers":  # each encoding beside those of others
             for own in methods:
                 others = [f"{own}, {peer}" for peer in PEERS if own in PEERS[peer]]
@@ -288,13 +255,35 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
     return found
 
 
-def spread(values: list[float] | np.ndarray) -> np.ndarray:
-    """Returns median and quartiles; of fewer than three values the least and the greatest."""
-    return np.quantile(values, (0.5, 0.25, 0.75), method="weibull")
+def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataFrame]:
+    """Makes the comparisons that are not in a folder yet; returns the rows of each.
+
+    Raises:
+        ValueError: if the folder has rows of other settings; names every difference.
+    """
+    about = surroundings() | {key: value for key, value in vars(arguments).items() if key != "out"}
+    file, settings = arguments.out / "speed_rounds.csv", arguments.out / "speed_settings.json"
+    done = dict(iter(read(file).groupby("comparison", sort=False)))
+    if done and (changes := differences(read_object(settings), about)):
+        raise ValueError(
+            f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
+            f"place, or remove that file"
+        )
+    write_text(settings, json.dumps(about, indent=1) + "\n")
+    provenance.record(arguments.out)
+    with torch._dynamo.config.patch(recompile_limit=64):
+        left = [name for name in asked if name not in done]
+        for name in tqdm(left, unit="comparison", disable=None):
+            case, load, methods = asked[name]
+            prepare, counted = partial(CASES[case].prepare, load), CASES[case].counted
+            done[name] = measure(name, methods, prepare, arguments.rounds, *counted)
+            # whole comparisons only, whenever this process is killed
+            write_text(file, pd.concat(done.values()).to_csv(index=False))
+    return done
 
 
 def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
-    """Returns a row per method of a comparison, from its raw rows. `first` and `third` are
+    """Returns a row per method of a comparison, from its raw rows. `_first` and `_third` are
     quartiles; numbers are missing where a method could not run, and `note` says why."""
     found, base = [], None
     decoded = load.new if load.work == "decoding" else None
@@ -304,15 +293,14 @@ def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
         row = {"case": case, "work": load.work, "method": method, "backend": load.backend}
         row |= {"compiled": load.compiled, "dtype": str(load.dtype).removeprefix("torch.")}
         row |= {"batch": load.batch, "length": load.length, "rounds": len(own)}
-        spreads = {}
         if len(own):
-            spreads["milliseconds"] = spread(own) * 1e3 / (decoded or 1)
+            row["milliseconds"] = np.median(own) * 1e3 / (decoded or 1)
             row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
             row["memory_mib"] = raw["memory"].iloc[0] / 2**20
         if len(own) and len(base):
-            spreads["ratio"] = spread(own / base)
-        for column, values in spreads.items():
-            row |= zip((column, f"{column}_first", f"{column}_third"), values, strict=True)
+            # of fewer than three values, the least and the greatest
+            quartiles = np.quantile(own / base, (0.5, 0.25, 0.75), method="weibull")
+            row |= zip(("ratio", "ratio_first", "ratio_third"), quartiles, strict=True)
         found.append(row | raw[["kernels", "note"]].iloc[0].to_dict())
     return pd.DataFrame(found)
 
@@ -341,12 +329,8 @@ def table(found: pd.DataFrame) -> str:
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    asked, comparisons = loads(arguments), {}
-    for name, (case, load, methods) in asked.items():
-        prepare, counted = partial(CASES[case].prepare, load), CASES[case].counted
-        comparisons[name] = partial(measure, name, methods, prepare, arguments.rounds, *counted)
-    out = arguments.out
-    raw = run(out, comparisons, {k: v for k, v in vars(arguments).items() if k != "out"})
+    asked, out = loads(arguments), arguments.out
+    raw = run(arguments, asked)
     found = {name: results(raw[name], case, load) for name, (case, load, _) in asked.items()}
     record = provenance.read(out)[0]
     where = [record["time"][:10], f"commit {record['commit']}", *surroundings().values()]

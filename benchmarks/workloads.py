@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, StaticLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama
 
-from benchmarks.parsers import METHODS, WITHOUT
+from benchmarks.parsers import WITHOUT
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.cost import configuration
 from tape.export.llama import llama_config
@@ -175,8 +175,10 @@ def of_decoder(load: Load, method: str) -> Callable[[], None]:
     Args:
         method: an encoding, or `llama`: transformers' Llama with the weights of `rope`.
     """
-    model = load.decoder("rope" if method == "llama" else method)
-    model = load.ready(library_llama(model) if method == "llama" else model)
+    if method == "llama":
+        model = load.ready(library_llama(load.decoder("rope")))
+    else:
+        model = load.ready(load.decoder(method))
     if load.work == "training":
         return training_step(load, model)
     call, tokens, cache = load.compile(model), load.tokens(model), load.cache(model.config)
@@ -287,15 +289,13 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
         layer = peer_layer(peer, model, load)
     else:
         layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
-    call, grads = load.compile(layer.call), []
+    call = load.compile(layer.call)
     learned = [x for x in (*layer.inputs, *layer.weights) if x is not None and x.requires_grad]
 
     def training() -> None:
         with load.autocast():
             outputs = [y for y in call(*layer.inputs) if y is not None]
-        if not grads:
-            grads.extend(torch.randn_like(y) for y in outputs)
-        torch.autograd.grad(outputs, learned, grads, allow_unused=True)
+        torch.autograd.grad(outputs, learned, outputs, allow_unused=True)
 
     return training if load.work == "training" else torch.no_grad()(lambda: call(*layer.inputs))
 
@@ -354,24 +354,19 @@ class Case(NamedTuple):
     Attributes:
         prepare: sets up a method of a load.
         work: as in `Load`.
-        methods: that can be compared.
-        default: those that are; None for all.
         counted: calls before memory is counted, and those whose memory is.
     """
 
     prepare: Callable[[Load, str], Callable[[], None]]
     work: tuple[str, ...]
-    methods: list[str]
-    default: list[str] | None = None
     counted: tuple[int, int] = (1, 1)
 
 
-SOME, PASSES, STEP = ["rope", "tape", "llama"], ("forward", "training"), ("training",)
 CASES = {
-    "layer": Case(of_attention, PASSES, METHODS["layer"]),
-    "peers": Case(of_attention, PASSES, METHODS["peers"]),
-    "train_step": Case(of_decoder, STEP, METHODS["train_step"], SOME),
-    "decode": Case(of_decoder, ("prefill", "decoding"), METHODS["decode"], SOME),
+    "layer": Case(of_attention, ("forward", "training")),
+    "peers": Case(of_attention, ("forward", "training")),
+    "train_step": Case(of_decoder, ("training",)),
+    "decode": Case(of_decoder, ("prefill", "decoding")),
     # Memory is counted from the first call, which creates the state of AdamW.
-    "adapters": Case(of_adapter, STEP, METHODS["adapters"], counted=(0, 2)),
+    "adapters": Case(of_adapter, ("training",), counted=(0, 2)),
 }

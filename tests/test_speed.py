@@ -47,6 +47,15 @@ def test_memory_is_that_of_tensors_at_most():
         assert observed(work)[0] == 4 * 4000
 
 
+def test_unfused_attention_is_no_fused_kernel():
+    """torch's name for it is like the others'."""
+    q = torch.randn(1, 1, 4, 8, requires_grad=True)
+    mask = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
+    assert observed(lambda: attend(q, q, q, is_causal=True))[1] != []
+
+
 def test_what_cannot_run_is_left_out(monkeypatch):
     """Beside others, or in the rounds: the reason is given in place of numbers."""
     with pytest.raises(RuntimeError) as failed:
@@ -67,24 +76,6 @@ def test_what_cannot_run_is_left_out(monkeypatch):
     assert [*rows.note] == [TOO_LARGE] * 2 and rows.seconds.isna().all()
 
 
-def test_unfused_attention_is_no_fused_kernel():
-    """torch's name for it is like the others'."""
-    q = torch.randn(1, 1, 4, 8, requires_grad=True)
-    mask = torch.zeros(1, 1, 4, 4, requires_grad=True)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    assert observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
-    assert observed(lambda: attend(q, q, q, is_causal=True))[1] != []
-
-
-def test_methods_alone_have_a_comparison_each():
-    words = "--shape tiny --case layer --methods rope tape --backends sdpa --compiled yes --alone"
-    found = loads(parse(words.split())).values()
-    assert [(methods, load.compiled) for _, load, methods in found] == [
-        (["rope"], True),
-        (["tape"], True),
-    ] * (len(found) // 2)
-
-
 # ---- the command
 
 
@@ -100,6 +91,13 @@ def speed(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out, found
 
     return speed
+
+
+def test_methods_alone_have_a_comparison_each():
+    words = "--shape tiny --case layer --methods rope tape --backends sdpa --compiled yes --alone"
+    found = loads(parse(words.split())).values()
+    assert [methods for _, _, methods in found] == 2 * [["rope"], ["tape"]]
+    assert all(load.compiled for _, load, _ in found)
 
 
 @pytest.mark.slow
@@ -118,7 +116,7 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
     for row in rows[rows.note == ""].itertuples():
         numbers = [row.milliseconds, row.tokens_per_second, row.memory_mib, row.ratio]
         assert all(math.isfinite(float(x)) and float(x) > 0 for x in numbers), row
-        assert row.milliseconds_first <= row.milliseconds <= row.milliseconds_third
+        assert row.ratio_first <= row.ratio <= row.ratio_third
         if row.method == "rope":
             assert "_scaled_dot_product_" in row.kernels
     assert {*rows[rows.note != ""].method} <= {"rope, x-transformers"}  # an extra
@@ -127,13 +125,13 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
 
 @pytest.mark.slow
 def test_all_encodings_in_all_backends(speed, monkeypatch):
-    """Layers and decoders: called for their memory and kernels, or a note that says why not."""
+    """Layers are called for their memory and kernels, or a note says why not."""
 
     def once(work, rounds, *_):
         return dict.fromkeys(work, [1.0] * rounds)
 
     monkeypatch.setattr(module, "in_turn", once)
-    _, rows = speed("--case", "layer", "train_step", "decode", "peers", "--lengths", 8)
+    _, rows = speed("--case", "layer", "--lengths", 8)
     assert all((rows.milliseconds == "") == (rows.note != ""))
     if not torch.cuda.is_available():
         flex = rows[(rows.backend == "flex_attention") & (rows.work == "training")]
@@ -166,19 +164,14 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
     monkeypatch.setattr(module, "measure", measure_one)
     again, same = speed(*SHORT)
     assert again == printed and same.equals(rows)  # nor measured again
-
-
-def test_other_settings_machines_and_code_are_another_folder(speed, monkeypatch):
-    few = (*SHORT[:-1],)
-    speed(*few)
+    # Other settings, machines and code are another folder.
     before = {path: path.read_bytes() for path in Path("speed").rglob("*.*")}
-    with pytest.raises(
-        SystemExit, match=r"^error: .*batch: None -> 2.*give this one another place"
-    ):
-        speed(*few, "--batch", 2)
-    monkeypatch.setattr(module, "surroundings", lambda: {"code": "new", "machine": "an abacus"})
-    with pytest.raises(SystemExit, match=r"code: \w+ -> new; machine: .* -> an abacus"):
-        speed(*few)
+    message = r"^error: .*batch: None -> 2.*give this one another place"
+    with pytest.raises(SystemExit, match=message):
+        speed(*SHORT, "--batch", 2)
+    monkeypatch.setattr(module, "surroundings", lambda: {"commit": "new", "machine": "an abacus"})
+    with pytest.raises(SystemExit, match=r"commit: .* -> new; machine: .* -> an abacus"):
+        speed(*SHORT)
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
 
 
