@@ -1,7 +1,6 @@
 """Corpora, tokenizers and blocks: what is read, how it is split, what is refused."""
 
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -130,26 +129,6 @@ def test_documents_are_split_by_content(tmp_path):
     assert not set(train) & set(validation)
     path.write_text(lines_of(reversed(DOCUMENTS)))
     assert set(both_splits(TextCorpus(path, validation_fraction=0.2))[1]) == set(validation)
-
-
-@pytest.mark.parametrize("kind", ["texts", "rows"])
-def test_of_two_documents_one_is_held_out(kind, tmp_path):
-    """That with the lowest hash, if none is below the fraction; the tokens of training change, and
-    so does the fingerprint."""
-    if kind == "texts":
-        for n in range(2):
-            (tmp_path / f"{n}.txt").write_text(DOCUMENTS[n])
-    else:
-        (tmp_path / "a.jsonl").write_text(lines_of(DOCUMENTS[:2] * 2))
-    corpus = TextCorpus(tmp_path, validation_fraction=1e-6)
-    train, validation = both_splits(corpus)
-    lowest = min(DOCUMENTS[:2], key=lambda text: hashlib.sha256(text.encode()).digest())
-    assert {*validation} == {lowest} and {*train} == {*DOCUMENTS[:2]} - {lowest}
-    before = hashlib.sha256(corpus.rule.encode())
-    for path in corpus.files:
-        before.update(b"plain" if kind == "texts" else b"rows")
-        before.update(hashlib.sha256(path.read_bytes()).digest())
-    assert corpus.fingerprint() != before.hexdigest()
 
 
 @pytest.mark.parametrize(

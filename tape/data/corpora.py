@@ -5,12 +5,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import logging
-import math
 import os
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Literal, NoReturn
@@ -67,8 +66,7 @@ class Corpus:
 class FileCorpus(Corpus):
     """Local files, read as a whole. Documents are held out for validation by their content, so that
     copies of a document are in the same split: those whose hash, as a number in [0, 1), is below
-    `validation_fraction`. If there are none, the one with the lowest hash is held out, provided
-    that others are left.
+    `validation_fraction`.
 
     Attributes:
         files: all of them.
@@ -82,38 +80,18 @@ class FileCorpus(Corpus):
     field = "text"
     validation_fraction: float
 
-    @property
-    def by_content(self) -> bool:
-        """Whether documents are held out by their content."""
-        return self.parts is None
-
     def documents(self, split: Split) -> Iterator[str]:
-        if self.parts is not None:
-            yield from self._texts(self.parts[split])
-        else:
-            for text in self._texts(self.files):
-                if (_fraction(text) <= self._highest) == (split == "validation"):
-                    yield text
+        for text in self._texts(self.files if self.parts is None else self.parts[split]):
+            is_held_out = self.parts is None and _fraction(text) < self.validation_fraction
+            if self.parts or is_held_out == (split == "validation"):
+                yield text
 
     def _texts(self, files: list[Path]) -> Iterator[str]:
         return (text for path in files for _, text in documents(path, self.field))
 
-    @cached_property
-    def _highest(self) -> float:
-        """The highest hash that is held out."""
-        below = math.nextafter(self.validation_fraction, 0)
-        hashes = set()
-        for text in self._texts(self.files):
-            hashes.add(found := _fraction(text))
-            if found <= below:
-                return below
-        return min(hashes) if len(hashes) > 1 else below
-
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.rule.encode())
-        if self.by_content and self._highest >= self.validation_fraction:
-            digest.update(b"the lowest")
         for path in self.files:
             # The same bytes give other documents if the file type differs.
             digest.update(b"plain" if path.suffix in PLAIN else b"rows")
@@ -158,7 +136,7 @@ class TextCorpus(FileCorpus):
     end instead.
     """
 
-    remedy = "give data.validation=FILE or more documents"
+    remedy = "give data.validation=FILE, more documents or a larger data.validation_fraction"
 
     def __init__(
         self,
@@ -184,13 +162,8 @@ class TextCorpus(FileCorpus):
         self.files = train + held_out
         self.rule = f"{len(held_out)} held out, {validation_fraction}, {field}"
 
-    @property
-    def by_content(self) -> bool:
-        lone = len(self.files) == 1 and self.files[0].suffix in PLAIN
-        return super().by_content and not lone
-
     def documents(self, split: Split) -> Iterator[str]:
-        if self.by_content or self.parts is not None:
+        if self.parts is not None or len(self.files) > 1 or self.files[0].suffix not in PLAIN:
             yield from super().documents(split)
             return
         for text in self._texts(self.files):

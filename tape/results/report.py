@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -40,9 +39,6 @@ PARSER = MarkdownIt("zero").enable(["table", "heading", "list", "code"])
 # Checkpoints of runs and journals of evaluations, whose results are beside them, and reports, which
 # are a part of the run's section.
 INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__|report")
-# Keys of report.json that are no measurements, or have a column of their own.
-FACTS = {"position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib"}
-FACTS |= {"data_share", "mfu", "product_share", "ngrams", "scored_bytes"}
 
 
 class Fault(NamedTuple):
@@ -95,8 +91,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
         title=f"Results in {names}",
         about=f"Made {now} at commit {provenance.commit() or 'unknown'} on {provenance.machine()}.",
         faults=records(map(Fault._asdict, faults)) if faults else "",
-        # Runs that report the same measurements share a table.
-        runs=[records(group) for _, group in groupby(sorted(rows, key=list), key=list)],
+        runs=records(rows) if rows else "",
         sections=sections,
     )
     write_text(out / INDEX, text)
@@ -130,8 +125,8 @@ def walk(root: Path) -> Iterator[Path]:
 
 
 def read_run(folder: Path, faults: list[Fault]) -> dict[str, Any]:
-    """Returns the row of a run; adds a fault if it is not finished. It is when the report of its
-    last planned step is written; an earlier report does not count.
+    """Returns the row of a run, with its last losses; adds a fault if it is not finished. It is
+    when the report of its last planned step is written; an earlier report does not count.
 
     Raises:
         ValueError or others: for damaged files.
@@ -151,30 +146,15 @@ def read_run(folder: Path, faults: list[Fault]) -> dict[str, Any]:
     row = {
         "run": str(folder),
         "encoding": settings.get("position.name"),
-        "method": settings.get("peft.name"),
+        "method": settings.get("peft.name", ""),
         "seed": settings.get("seed"),
         "steps": steps,
-        "parameters": report.get("parameters"),
+        "parameters": report.get("parameters", ""),
+        "tokens/s": report.get("tokens_per_second", ""),
     }
     for logged in metrics:
-        row |= {f"last {key}": logged[key] for key in ("loss", "eval_loss") if key in logged}
-    row |= dict(measured(report))
-    row["tokens/s"], row["memory, GiB"] = map(report.get, ("tokens_per_second", "peak_memory_gib"))
-    return {name: value for name, value in row.items() if value is not None}
-
-
-def measured(report: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the measurements of a report by name; perplexities by multiples of the training
-    length."""
-    for name, value in report.items():
-        if name == "perplexity":
-            yield from ((f"perplexity {row['times']}x", row["perplexity"]) for row in value)
-            if report.get("scored_bytes"):  # others: of the mean bytes per token of a whole text
-                yield "bits per byte", value[0]["bits_per_byte"]
-        elif isinstance(value, dict) and name not in FACTS:
-            yield from ((f"{name} {key}", each) for key, each in value.items())
-        elif name not in FACTS:
-            yield name.replace("_", " "), value
+        row |= {key: logged[key] for key in ("loss", "eval_loss") if key in logged}
+    return row
 
 
 def section_of(folder: Path) -> dict[str, Any]:
