@@ -22,7 +22,7 @@ def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypa
     folder = tmp_path / "model"
     perturb(TapeForCausalLM(make_config("rope", vocab_size=300))).save_pretrained(folder)
     (folder / "run.json").write_text("{}")
-    with pytest.raises(ValueError, match="neither a folder with a tokenizer"):
+    with pytest.raises(ValueError, match="cannot be loaded from a folder or the hub"):
         evaluate(folder, "text", "--files", str(text))
     tokenizer.save_pretrained(folder)
     evaluate(folder, "text", "--files", str(text), "--lengths", "64", "--stride", "60")
