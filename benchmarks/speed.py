@@ -21,8 +21,6 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ from torch._inductor.exc import InductorError
 from tqdm import tqdm
 
 from benchmarks import parsers
-from benchmarks.parsers import PEERS
 from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
@@ -209,7 +206,6 @@ def surroundings() -> dict[str, str | None]:
         "machine": f"{provenance.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "x-transformers": version("x-transformers") if find_spec("x_transformers") else "",
         "commit": provenance.commit(),
     }
 
@@ -244,11 +240,7 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
         title = f"{name}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
         methods = arguments.methods or parsers.USUAL[name]
         methods = [method for method in methods if method in parsers.METHODS[name]]
-        if name == "peers":  # each encoding beside those of others
-            for own in methods:
-                others = [f"{own}, {peer}" for peer in PEERS if own in PEERS[peer]]
-                found[f"{title}: {own}"] = name, load, [own, *others]
-        elif arguments.alone:
+        if arguments.alone:
             found |= {f"{title}: {own}": (name, load, [own]) for own in methods}
         elif methods:
             found[title] = name, load, methods

@@ -1,11 +1,10 @@
 """Timed work on models with random weights: training steps, prompts and decoding of a decoder,
-passes of one attention layer in it, beside other implementations, and steps of adapters."""
+passes of one attention layer in it, and steps of adapters; beside those of transformers' Llama."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -272,21 +271,13 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
     """Returns the work of an attention layer.
 
     Args:
-        method: an encoding; `tape` also without the update of its state; `rope, transformers` and
-            other PEERS.
-
-    Raises:
-        ValueError: for a peer in other backends than eager and sdpa.
-        ImportError: without the peer's package.
+        method: an encoding; `tape` also without the update of its state; `llama`: that of
+            transformers with the weights of `rope`.
     """
-    encoding, _, peer = method.removesuffix(WITHOUT).partition(", ")
-    if peer and load.backend not in ("eager", "sdpa"):
-        raise ValueError(f"{peer} is compared in eager and sdpa only")
-    if peer and find_spec(peer.replace("-", "_")) is None:
-        raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
+    encoding = "rope" if method == "llama" else method.removesuffix(WITHOUT)
     model = load.ready(load.decoder(encoding, layers=3))
-    if peer:
-        layer = peer_layer(peer, model, load)
+    if method == "llama":
+        layer = llama_layer(model, load)
     else:
         layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
     call = load.compile(layer.call)
@@ -300,52 +291,16 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
     return training if load.work == "training" else torch.no_grad()(lambda: call(*layer.inputs))
 
 
-def peer_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
-    """Returns a peer's attention with the weights of the middle layer of three."""
-    if peer == "transformers":
-        model = load.ready(library_llama(model))
-        _, settings = last_call(model, load)
-        x, module = settings.pop("hidden_states"), model.model.layers[MIDDLE].self_attn
-    else:
-        (x, *_), _ = last_call(model, load)
-        module, settings = XTransformersLayer(model, load), {}
-        module.to(x.device, model.dtype).train(model.training)
+def llama_layer(model: TapeForCausalLM, load: Load) -> AttentionLayer:
+    """Returns the attention of transformers' Llama with the weights of the middle layer."""
+    llama = load.ready(library_llama(model))
+    _, settings = last_call(llama, load)
+    x, attention = settings.pop("hidden_states"), llama.model.layers[MIDDLE].self_attn
 
     def call(x: Tensor) -> tuple[Tensor]:
-        return module(hidden_states=x, **settings)[:1]
+        return attention(hidden_states=x, **settings)[:1]
 
-    return AttentionLayer(call, (x.requires_grad_(),), module.parameters())
-
-
-class XTransformersLayer(nn.Module):
-    """`x_transformers.Attention` with the encoding as in its decoder."""
-
-    def __init__(self, model: TapeForCausalLM, load: Load):
-        from x_transformers import x_transformers as library
-
-        super().__init__()
-        config, ours = model.config, model.model.layers[MIDDLE].self_attn
-        name, heads = config.position["name"], config.num_attention_heads
-        about = {"dim_head": config.head_dim, "heads": heads, "flash": load.backend == "sdpa"}
-        self.attention = library.Attention(config.hidden_size, causal=True, **about)
-        q, k = ours.q_proj.weight, ours.k_proj.weight
-        self.rotary = self.bias = None
-        if name == "rope":  # rotates neighbouring channels, where ours rotates f and f + F
-            self.rotary = library.RotaryEmbedding(config.head_dim)
-            q, k = (x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in (q, k))
-        elif name == "alibi":
-            self.bias = library.AlibiPositionalBias(heads)
-        elif name == "t5":
-            self.bias = library.RelativePositionBias(1.0, causal=True, heads=heads)
-            table = model.model.position.layers[MIDDLE].table.weight
-            self.bias.relative_attention_bias.load_state_dict({"weight": table})
-        weights = {"to_q": q, "to_k": k, "to_v": ours.v_proj.weight, "to_out": ours.o_proj.weight}
-        self.attention.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
-
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor]:
-        length = hidden_states.shape[1]
-        angles = None if self.rotary is None else self.rotary.forward_from_seq_len(length)
-        return (self.attention(hidden_states, rotary_pos_emb=angles, rel_pos=self.bias),)
+    return AttentionLayer(call, (x.requires_grad_(),), attention.parameters())
 
 
 class Case(NamedTuple):
@@ -364,7 +319,6 @@ class Case(NamedTuple):
 
 CASES = {
     "layer": Case(of_attention, ("forward", "training")),
-    "peers": Case(of_attention, ("forward", "training")),
     "train_step": Case(of_decoder, ("training",)),
     "decode": Case(of_decoder, ("prefill", "decoding")),
     # Memory is counted from the first call, which creates the state of AdamW.

@@ -87,17 +87,18 @@ def choices(runs: Sequence[Run]) -> Choices:
     """
     check_given(runs)
     groups = by_settings(runs, [RATE])
-    names: dict[str, str] = {}
-    tables = []
-    for label, (settings, group) in zip(labels_of([x for x, _ in groups]), groups, strict=True):
-        names[label] = settings.get(METHOD, settings["position.name"])
-        for run in group:
-            loss = run.rows[run.rows["measure"] == LOSS]
-            about = {"row": label, "rate": run.settings[RATE], "seed": run.seed}
-            tables.append(loss.assign(**about, n=1, folder=str(run.folder)))
-    rows = pd.concat(tables, ignore_index=True)
-    if (twice := rows.duplicated(["row", "rate", "seed"])).any():
-        folder = rows["folder"][twice].iloc[0]
+    labels = labels_of([settings for settings, _ in groups])
+    names = {
+        label: settings.get(METHOD, settings["position.name"])
+        for label, (settings, _) in zip(labels, groups, strict=True)
+    }
+    rows = pd.DataFrame(
+        (label, run.settings[RATE], run.seed, run.rows["value"].item(), 1, run.folder)
+        for label, (_, group) in zip(labels, groups, strict=True)
+        for run in group
+    )
+    rows.columns = ["row", "rate", "seed", "value", "n", "folder"]
+    for folder in rows["folder"][rows.duplicated(["row", "rate", "seed"])]:
         raise ValueError(f"{folder} is given twice, or is as another run; give one of them")
     found = statistics.table(rows, ["row", "rate"])
     means = found["mean"].where(found["n"] == rows["seed"].nunique()).unstack()
