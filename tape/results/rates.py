@@ -21,6 +21,7 @@ from tape import parsers, statistics
 from tape.command import expected_errors
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
+from tape.evaluation.view import select
 from tape.files import reading, write_text
 from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, labels_of
 from tape.results.runs import Run, end, missing_note, read_all, settings_of, write_runs
@@ -87,17 +88,14 @@ def choices(runs: Sequence[Run]) -> Choices:
     """
     check_given(runs)
     groups = by_settings(runs, [RATE])
-    labels = labels_of([settings for settings, _ in groups])
-    names = {
-        label: settings.get(METHOD, settings["position.name"])
-        for label, (settings, _) in zip(labels, groups, strict=True)
-    }
-    rows = pd.DataFrame(
-        (label, run.settings[RATE], run.seed, run.rows["value"].item(), 1, run.folder)
-        for label, (_, group) in zip(labels, groups, strict=True)
-        for run in group
-    )
-    rows.columns = ["row", "rate", "seed", "value", "n", "folder"]
+    names: dict[str, str] = {}
+    tables = []
+    for label, (settings, group) in zip(labels_of([x for x, _ in groups]), groups, strict=True):
+        names[label] = settings.get(METHOD, settings["position.name"])
+        for run in group:
+            about = {"row": label, "rate": run.settings[RATE], "seed": run.seed}
+            tables.append(select(run.rows, LOSS).assign(**about, n=1, folder=run.folder))
+    rows = pd.concat(tables, ignore_index=True)
     for folder in rows["folder"][rows.duplicated(["row", "rate", "seed"])]:
         raise ValueError(f"{folder} is given twice, or is as another run; give one of them")
     found = statistics.table(rows, ["row", "rate"])
