@@ -1,14 +1,12 @@
 """Tokenizers, tokens and blocks: what is cached, what is packed, what is made again."""
 
 import hashlib
-import json
 import random
 
 import numpy as np
 import pytest
 from test_data import DOCUMENTS, bad, lines_of
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import pre_tokenizers
 
 from tape.data import (
     TextCorpus,
@@ -19,10 +17,9 @@ from tape.data import (
     train_tokenizer,
 )
 from tape.data import blocks as blocks_module
+from tape.data.blocks import tokenizer_fingerprint
 from tape.data.tokenizer import load_tokenizer
 from tape.files import new_folder, write_text
-
-PLAIN = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
 @pytest.fixture
@@ -40,69 +37,45 @@ def corpus(jsonl):
 # ---- tokenizers
 
 
-def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch):
-    tokenizer = train_tokenizer(corpus, 280, tmp_path)
-    text = "naïve\n\tdef f(x): return '→' # 日本"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert None is not tokenizer.eos_token_id != tokenizer.pad_token_id
-    monkeypatch.setattr("tape.data.tokenizer._train", None)
-    assert train_tokenizer(corpus, 280, tmp_path).get_vocab() == tokenizer.get_vocab()
-
-
-def plain_tokenizer(corpus, vocab_size):
-    """As tokenizers were trained before pieces had a bound."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = PLAIN
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>", "<|padding|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus.documents("train"), trainer)
-    return tokenizer
-
-
 def tokenizer_folder(corpus, vocab_size, cache):
     """Where tokenizers have always been."""
     key = hashlib.sha256(f"{corpus.fingerprint()} bpe {vocab_size}".encode()).hexdigest()[:16]
     return cache / "tokenizers" / key
 
 
+def test_tokenizers_are_trained_once_and_what_they_always_were(tmp_path, corpus, monkeypatch):
+    """Written down: another one would silently be another text."""
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    text = "naïve\n\tdef f(x): return '→' # 日本"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert None is not tokenizer.eos_token_id != tokenizer.pad_token_id
+    assert tokenizer_fingerprint(tokenizer)[:16] == "a4df8656f4871206"
+    assert tokenizer_folder(corpus, 280, tmp_path).is_dir()
+    monkeypatch.setattr("tape.data.tokenizer._train", None)
+    assert train_tokenizer(corpus, 280, tmp_path).get_vocab() == tokenizer.get_vocab()
+
+
 @pytest.mark.parametrize("letters", ["ACGT", "日本語中文", " \t"], ids=["dna", "chinese", "spaces"])
-def test_pieces_of_a_text_without_spaces_are_bounded(letters, tmp_path):
+def test_pieces_of_a_text_without_spaces_are_bounded(letters, tmp_path, corpus):
     """Unless a tokenizer of an earlier version is there."""
     line = bad(tmp_path, "line.txt", f"A{''.join(random.Random(0).choices(letters, k=5000))}")
-    corpus = TextCorpus(line)
-    tokenizer = train_tokenizer(corpus, 280, tmp_path).backend_tokenizer
-    (text,) = corpus.documents("train")
-    bounded = tokenizer.pre_tokenizer
+    whole = TextCorpus(line)
+    tokenizer = train_tokenizer(whole, 280, tmp_path).backend_tokenizer
+    (text,) = whole.documents("train")
+    bounded, words = tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False)
     assert max(end - start for _, (start, end) in bounded.pre_tokenize_str(text)) == 256
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    assert train_tokenizer(corpus, 280, tmp_path).backend_tokenizer.to_str() == tokenizer.to_str()
+    assert train_tokenizer(whole, 280, tmp_path).backend_tokenizer.to_str() == tokenizer.to_str()
     # One long word changes no other.
     parts = [*" \n\ta中7'-", "  ", "word", "'s", "'ll", "e\u0301", "\u3000"]
     for seed in range(30):
         text = "".join(random.Random(seed).choices(parts, k=40))
-        assert bounded.pre_tokenize_str(text) == PLAIN.pre_tokenize_str(text)
-    backend = plain_tokenizer(corpus, 280)
-    before = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<|padding|>"
-    )
-    folder = tokenizer_folder(corpus, 280, tmp_path)
-    assert not folder.exists()  # the tokenizer is of another kind than those there
-    before.save_pretrained(folder)
-    again = train_tokenizer(corpus, 280, tmp_path).backend_tokenizer
+        assert bounded.pre_tokenize_str(text) == words.pre_tokenize_str(text)
+    before = train_tokenizer(corpus, 280, tmp_path)
+    assert not tokenizer_folder(whole, 280, tmp_path).exists()  # those there have no bound
+    before.save_pretrained(tokenizer_folder(whole, 280, tmp_path))
+    again = train_tokenizer(whole, 280, tmp_path).backend_tokenizer
     assert again.to_str() == before.backend_tokenizer.to_str() != tokenizer.to_str()
-
-
-def test_tokenizers_are_what_they_always_were(corpus, tmp_path):
-    tokenizer = train_tokenizer(corpus, 300, tmp_path).backend_tokenizer
-    found, expected = (json.loads(of.to_str()) for of in (tokenizer, plain_tokenizer(corpus, 300)))
-    for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
-        assert found[part] == expected[part]
-    assert tokenizer_folder(corpus, 300, tmp_path).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -120,27 +93,24 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, co
 
 
 def test_what_cannot_be_tokenized(tmp_path, jsonl):
-    corpus = TextCorpus(jsonl)
+    def refused(message, work, *given):
+        with pytest.raises(ValueError, match=message):
+            work(*given)
+
     message = r"too small for vocab_size=9000: give vocab_size=\d+, all"
-    with pytest.raises(ValueError, match=message):
-        train_tokenizer(corpus, 9000, tmp_path)
+    refused(message, train_tokenizer, TextCorpus(jsonl), 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
-    with pytest.raises(
-        ValueError, match=r"none' cannot be loaded from a folder or the hub \(OSError"
-    ):
-        load_tokenizer(str(tmp_path / "none"))
     write_text(tmp_path / "damaged" / "tokenizer.json", '{"model": {"type": "BPE"}}')
-    with pytest.raises(ValueError, match=r"damaged' cannot be loaded .*\(KeyError"):
-        load_tokenizer(str(tmp_path / "damaged"))
-    tokenizer = train_tokenizer(corpus, 280, tmp_path)
-    lone = tmp_path / "lone.jsonl"  # one document, three times
-    lone.write_text(lines_of(["alone"] * 3))
-    message = r"split of text has no documents; give data\.validation=FILE or more doc"
-    with pytest.raises(ValueError, match=message):
-        tokenize_corpus(TextCorpus(lone), "validation", tokenizer, tmp_path)
+    for name, error in (("none", "OSError"), ("damaged", "KeyError")):
+        message = rf"{name}' cannot be loaded from a folder or the hub \({error}"
+        refused(message, load_tokenizer, str(tmp_path / name))
+    tokenizer = train_tokenizer(TextCorpus(jsonl), 280, tmp_path)
+    lone = TextCorpus(bad(tmp_path, "lone.jsonl", lines_of(["alone"])))
+    message = r"split of text has no documents; give data\.validation=FILE, more doc"
+    refused(message, tokenize_corpus, lone, "validation", tokenizer, tmp_path)
     jsonl.write_text(jsonl.read_text() + "{broken\n")
-    with pytest.raises(ValueError, match="line 61: not JSON"):
-        tokenize_corpus(TextCorpus(jsonl), "train", tokenizer, tmp_path)
+    message = "line 61: not JSON"
+    refused(message, tokenize_corpus, TextCorpus(jsonl), "train", tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())  # nothing half-written
 
 

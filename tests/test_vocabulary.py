@@ -174,17 +174,12 @@ def test_bytes_are_those_of_the_text_or_unknown(normalizer, pre_tokenizer, is_kn
     assert found == (len(text.encode()) if is_known else None)
 
 
-@pytest.mark.parametrize(
-    ("text", "decoder", "expected"),
-    [("abc", True, 3), ("abd", True, None), ("abc", False, None)],
-    ids=["known", "an unknown token", "no bytes"],
-)
-def test_bytes_of_unknown_tokens_are_unknown(text, decoder, expected):
+def test_bytes_of_unknown_tokens_are_unknown():
     ids = {token: n for n, token in enumerate(["<unk>", "</s>", "\u0120", "\u010a", *"abc1"])}
     made = Tokenizer(models.BPE(ids, [], unk_token="<unk>"))
     made.pre_tokenizer = WORDS
-    if decoder:
-        made.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
-    (tokens,) = encode(tokenizer, [text])
-    assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected
+    for text, decoder, expected in (("abc", "wordpiece", None), ("abc", "", 3), ("abd", "", None)):
+        made.decoder = decoders.WordPiece() if decoder else decoders.ByteLevel()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+        (tokens,) = encode(tokenizer, [text])
+        assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected

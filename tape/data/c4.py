@@ -39,7 +39,6 @@ from tape.data.readers import documents
 from tape.files import read_object, write_text
 from tape.validation import check_flag, check_integer, check_path, check_text
 
-NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
 OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-\d{5}\.json\.gz")
 # Names that file systems use for a content hash.
 CONTENT_HASHES = ("blob_id", "ETag", "etag", "md5Hash", "content_md5")
@@ -185,7 +184,7 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
     if missing := " or ".join(split for split, shards in found.items() if not shards):
         raise FileNotFoundError(
             f"no {missing} shards among the {len(entries):,} files of {folder}; their names must "
-            f"be {NAMES}"
+            "be c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
         )
     return found
 

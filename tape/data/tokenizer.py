@@ -109,8 +109,6 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
         raise ValueError(
             f"tokenizer={name_or_folder!r} cannot be loaded from a folder or the hub ({reason})"
         ) from error
-    if not tokenizer.is_fast:
-        raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")
     check_tokens(tokenizer, name_or_folder)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer={name_or_folder!r} has no EOS token to join documents with")

@@ -113,14 +113,8 @@ def read(
 
 def load(folders: Sequence[str | Path], **chosen: Any) -> pd.DataFrame:
     """Returns the rows of runs or saved results in one table: row (the label), run, encoding,
-    settings (their hash), seed, evaluation, measure, conditions, value, n and unit.
-
-    Args:
-        chosen: `name`, `across`, `only` and `within` of `read`.
-
-    Raises:
-        ValueError: if a run cannot be read, or runs cannot be compared.
-    """
+    settings (their hash), seed, evaluation, measure, conditions, value, n and unit. `chosen` and
+    errors are those of `read`; all runs must be readable."""
     found = read([Path(folder) for folder in folders], **chosen)
     if found.missing:
         raise ValueError("; ".join(found.missing.values()))
@@ -249,11 +243,8 @@ def by_settings(
 
 
 def grouped(runs: Sequence[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
-    """Returns labels and runs with the same settings but those `within`, in the order of seeds.
-
-    Raises:
-        ValueError: if two runs of a label have one seed.
-    """
+    """Returns labels and runs with the same settings but those `within`, in the order of seeds;
+    raises a ValueError if two runs of a label have one seed."""
     groups = by_settings(runs, within)
     for _, group in groups:
         group.sort(key=lambda run: run.seed)
@@ -328,10 +319,8 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
             if 2 * peers.count(settings.get(name)) <= len(peers):
                 label += f" {name}={settings.get(name)}"
         labels.append(label + _named(settings))
-    alike = {
-        label: [s for x, s in zip(labels, groups, strict=True) if x == label] for label in labels
-    }
-    return [
-        label + _differing(settings, alike[label], short.values())
-        for label, settings in zip(labels, groups, strict=True)
-    ]
+    found = []
+    for label, settings in zip(labels, groups, strict=True):
+        alike = [other for other, x in zip(groups, labels, strict=True) if x == label]
+        found.append(label + _differing(settings, alike, short.values()))
+    return found
