@@ -53,7 +53,7 @@ def test_it_equals_the_definition(order):
 
 def test_the_report_counts_the_blocks_that_the_run_saw_and_scores_what_the_windows_score():
     text = np.random.default_rng(0).integers(0, V, 70).astype(np.uint16)
-    stream = TokenStream(text, 1, 70, "")
+    stream = TokenStream(text, 1, "")
     order = TrainingOrder(TokenBlocks(stream, 7), 4, seed=0)
     seen = order.seen(1000)
     drawn = [order[n]["input_ids"].tolist() for n in range(4)]

@@ -44,7 +44,9 @@ def tokenizer(folder, tmp_path_factory):
 def stream(folder, tokenizer, tmp_path):
     def make(start=0, seed=3, cache=tmp_path, length=LENGTH, **arguments):
         corpus = C4Corpus(**{"dir": folder, "window": WINDOW} | arguments)
-        return StreamedBlocks(corpus, tokenizer, length, cache, seed, start)
+        blocks = StreamedBlocks(corpus, tokenizer, length, cache, seed)
+        blocks.start = start
+        return blocks
 
     return make
 

@@ -41,7 +41,6 @@ class TokenStream:
 
     tokens: np.ndarray
     documents: int
-    bytes: int
     fingerprint: str  # of the corpus, the split and the tokenizer
 
     def __len__(self) -> int:
@@ -76,27 +75,25 @@ def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStrea
     tokens = np.memmap(folder / "tokens.bin", token_dtype(tokenizer), "r")
     if len(tokens) != facts["tokens"] or tokens.max() >= vocabulary_size(tokenizer):
         raise ValueError(f"it has other tokens than the {facts['tokens']:,} that were written")
-    return TokenStream(tokens, facts["documents"], facts["bytes"], folder.name)
+    return TokenStream(tokens, facts["documents"], folder.name)
 
 
 def _write_stream(
     corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    documents = size = count = 0
+    dtype, documents, count = token_dtype(tokenizer), 0, 0
     title = f"tokenizing {corpus.name} ({split})"
     bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
     with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):
-                file.write(ids.astype(token_dtype(tokenizer)))
+                file.write(ids.astype(dtype))
                 count += len(ids)
             documents += len(batch)
-            size += sum(len(text.encode()) for text in batch)
-            bar.update(size - bar.n)
+            bar.update(sum(len(text.encode()) for text in batch))
     if not documents:
         raise corpus.no_documents(split)
-    facts = {"documents": documents, "bytes": size, "tokens": count}
-    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / "facts.json").write_text(json.dumps({"documents": documents, "tokens": count}))
     log.info("%s: %s tokens", title, f"{count:,}")
 
 

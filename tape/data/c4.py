@@ -214,10 +214,9 @@ class StreamedBlocks(IterableDataset):
         length: int,
         cache_dir: Path,
         seed: int = 0,
-        start: int = 0,
     ):
         self.corpus, self.tokenizer, self.length, self.seed = corpus, tokenizer, length, seed
-        self.window, self.start = corpus.window, start
+        self.window, self.start = corpus.window, 0
         content = token_fingerprint(corpus, "train", tokenizer)
         written = f"{content} {length} {seed} {self.window}"
         self.fingerprint = hashlib.sha256(written.encode()).hexdigest()[:16]

@@ -296,7 +296,7 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
     `width`, if nothing else is; a sampler with arguments is `sampler=subset`."""
     sampler = "position.sampler"
     groups = [
-        {**({sampler: each[f"{sampler}.name"]} if f"{sampler}.name" in each else {}), **each}
+        {sampler: each[f"{sampler}.name"]} | each if f"{sampler}.name" in each else each
         for each in groups
     ]
     known = {"seed", "name"}.union(*groups)
