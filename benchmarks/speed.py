@@ -20,6 +20,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -55,7 +56,7 @@ DEFAULTS = {  # of the arguments that parsers.speed leaves out
 TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
-Comparisons = dict[str, tuple[str, Load, list[str]]]  # case, load and methods by name
+Comparisons = dict[str, tuple[Load, list[str]]]  # load and methods by name
 
 
 def synchronize() -> None:
@@ -216,34 +217,35 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def loads(arguments: argparse.Namespace) -> Comparisons:
-    """Returns case, load and methods of all comparisons by name, the short ones first."""
+    """Returns all comparisons, the short ones first."""
     batch, length = TOKENS[arguments.shape]
     asked = product(
         sorted(arguments.lengths or [length]),
-        [(name, work) for name in arguments.case for work in CASES[name].work],
+        [(case, work) for case in arguments.case for work in CASES[case].work],
         arguments.compiled,
         arguments.backends,
     )
     found = {}
-    for length, (name, work), compiled, backend in asked:
+    for length, (case, work), compiled, backend in asked:
         load = Load(
             work=work,
             shape=arguments.shape,
             backend=backend,
-            batch=arguments.batch or (batch if name in ("train_step", "adapters") else 1),
+            batch=arguments.batch or (batch if case in ("train_step", "adapters") else 1),
             length=length,
             new=arguments.new,
             dtype=getattr(torch, arguments.dtype),
             compiled=compiled == "yes",
             checkpointing=arguments.checkpointing,
+            case=case,
         )
-        title = f"{name}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
-        methods = arguments.methods or parsers.USUAL[name]
-        methods = [method for method in methods if method in parsers.METHODS[name]]
+        title = f"{case}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
+        methods = arguments.methods or parsers.USUAL[case]
+        methods = [method for method in methods if method in parsers.METHODS[case]]
         if arguments.alone:
-            found |= {f"{title}: {own}": (name, load, [own]) for own in methods}
+            found |= {f"{title}: {own}": (load, [own]) for own in methods}
         elif methods:
-            found[title] = name, load, methods
+            found[title] = load, methods
     return found
 
 
@@ -266,15 +268,16 @@ def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataF
     with torch._dynamo.config.patch(recompile_limit=64):
         left = [name for name in asked if name not in done]
         for name in tqdm(left, unit="comparison", disable=None):
-            case, load, methods = asked[name]
-            prepare, counted = partial(CASES[case].prepare, load), CASES[case].counted
-            done[name] = measure(name, methods, prepare, arguments.rounds, *counted)
+            load, methods = asked[name]
+            case = CASES[load.case]
+            prepare = partial(case.prepare, load)
+            done[name] = measure(name, methods, prepare, arguments.rounds, *case.counted)
             # whole comparisons only, whenever this process is killed
             write_text(file, pd.concat(done.values()).to_csv(index=False))
     return done
 
 
-def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
+def results(rows: pd.DataFrame, load: Load) -> pd.DataFrame:
     """Returns a row per method of a comparison, from its raw rows. `_first` and `_third` are
     quartiles; numbers are missing where a method could not run, and `note` says why."""
     found, base = [], None
@@ -282,9 +285,7 @@ def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
     for method, raw in rows.groupby("method", sort=False):
         own = raw["seconds"].dropna().to_numpy()
         base = own if base is None else base
-        row = {"case": case, "work": load.work, "method": method, "backend": load.backend}
-        row |= {"compiled": load.compiled, "dtype": str(load.dtype).removeprefix("torch.")}
-        row |= {"batch": load.batch, "length": load.length, "rounds": len(own)}
+        row = asdict(load) | {"method": method, "rounds": len(own)}
         if len(own):
             row["milliseconds"] = np.median(own) * 1e3 / (decoded or 1)
             row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
@@ -323,7 +324,7 @@ def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
     asked, out = loads(arguments), arguments.out
     raw = run(arguments, asked)
-    found = {name: results(raw[name], case, load) for name, (case, load, _) in asked.items()}
+    found = {name: results(raw[name], load) for name, (load, _) in asked.items()}
     record = provenance.read(out)[0]
     where = [record["time"][:10], f"commit {record['commit']}", *surroundings().values()]
     parts = [", ".join(where), "In brackets quartiles; ratios are medians of those within rounds."]

@@ -59,6 +59,7 @@ class Load:
         new: tokens that are decoded.
         dtype: of the weights; in training of autocast, with weights in float32.
         checkpointing: whether training recomputes activations.
+        case: the one of CASES that it belongs to.
     """
 
     work: str
@@ -70,6 +71,7 @@ class Load:
     dtype: torch.dtype = torch.float32
     compiled: bool = False
     checkpointing: bool = False
+    case: str = "train_step"
 
     def decoder(self, encoding: str, **changes: int) -> TapeForCausalLM:
         """Returns a seeded decoder on the device, for as many tokens as there will be, in float32.

@@ -98,8 +98,8 @@ def speed(tmp_path, monkeypatch, capsys):
 def test_methods_alone_have_a_comparison_each():
     words = "--shape tiny --case layer --methods rope tape --backends sdpa --compiled yes --alone"
     found = loads(parse(words.split())).values()
-    assert [methods for _, _, methods in found] == 2 * [["rope"], ["tape"]]
-    assert all(load.compiled for _, load, _ in found)
+    assert [methods for _, methods in found] == 2 * [["rope"], ["tape"]]
+    assert all(load.compiled for load, _ in found)
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
     printed, rows = speed(*asked)
     key = ["case", "work", "method", "backend", "length"]
     expected = [
-        (case, load.work, method, load.backend, 8)
-        for case, load, methods in loads(parse(["--shape", "tiny", *map(str, asked)])).values()
+        (load.case, load.work, method, load.backend, 8)
+        for load, methods in loads(parse(["--shape", "tiny", *map(str, asked)])).values()
         for method in methods
     ]
     assert [*rows[key].itertuples(index=False, name=None)] == expected
@@ -180,7 +180,7 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
 def test_the_documented_training_steps_follow_from_their_rows():
     rows = read(ROOT / "docs" / "results" / "train_step" / "rounds.csv")
     load = Load("training", "small", "sdpa", batch=8, length=256)
-    found = results(rows, "train_step", load)
+    found = results(rows, load)
     memory = found.memory_mib / found.memory_mib[0]
     lines = [["encoding", "time / rope", "memory / rope"]]
     for row, share in zip(found.itertuples(), memory, strict=True):
