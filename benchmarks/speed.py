@@ -325,8 +325,8 @@ def main(given: list[str] | None = None) -> None:
     asked, out = loads(arguments), arguments.out
     raw = run(arguments, asked)
     found = {name: results(raw[name], load) for name, (load, _) in asked.items()}
-    record = provenance.read(out)[0]
-    where = [record["time"][:10], f"commit {record['commit']}", *surroundings().values()]
+    about = [f"{name} {value}" for name, value in surroundings().items()]
+    where = [provenance.read(out)[0]["time"][:10], *about]
     parts = [", ".join(where), "In brackets quartiles; ratios are medians of those within rounds."]
     for name, each in found.items():
         parts += [f"## {name}", table(each)]
