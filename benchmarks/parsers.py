@@ -8,17 +8,14 @@ from tape.command import Parser, integer, result_folder
 from tape.parsers import SEVERAL, Words, names_in
 
 WITHOUT = " without its update"  # a layer of TAPE whose state stays as it is
-# Other implementations of an attention layer, with the same weights and outputs (tested).
-PEERS = {"transformers": ("rope",), "x-transformers": ("nope", "rope", "alibi", "t5")}
 ENCODINGS = names_in("tape/positions/__init__.py", "ENCODINGS")
-DECODERS = [*ENCODINGS, "llama"]
-METHODS = {  # by case
-    "layer": [*ENCODINGS, f"tape{WITHOUT}"],
-    "peers": [*PEERS["x-transformers"]],
-    "train_step": DECODERS,
-    "decode": DECODERS,
+METHODS = {  # by case; llama is transformers' with the weights and outputs of rope (tested)
+    "layer": [*ENCODINGS, f"tape{WITHOUT}", "llama"],
+    "train_step": [*ENCODINGS, "llama"],
+    "decode": [*ENCODINGS, "llama"],
     "adapters": names_in("benchmarks/workloads.py", "ADAPTERS"),
 }
+USUAL = METHODS | {case: ["rope", "tape", "llama"] for case in ("train_step", "decode")}
 
 
 def speed(given: Words = None) -> argparse.Namespace:

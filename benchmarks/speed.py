@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import json
 import math
 import os
 import re
 import time
 from collections.abc import Callable
-from functools import cache, partial
-from importlib.metadata import version
-from importlib.util import find_spec
+from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,9 +34,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 from tqdm import tqdm
 
-import tape
 from benchmarks import parsers
-from benchmarks.parsers import PEERS
 from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
@@ -60,6 +56,7 @@ DEFAULTS = {  # of the arguments that parsers.speed leaves out
 TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
+Comparisons = dict[str, tuple[Load, list[str]]]  # load and methods by name
 
 
 def synchronize() -> None:
@@ -200,131 +197,103 @@ def read(path: Path) -> pd.DataFrame:
     """
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
-    text = dict.fromkeys(("comparison", "method", "kernels", "note"), str)
     with reading(path):
-        missing = {"seconds": ""}
-        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=missing)[COLUMNS]
+        return pd.read_csv(path, keep_default_na=False, na_values={"seconds": ""})[COLUMNS]
 
 
-@cache
-def surroundings() -> dict[str, str]:
-    """Returns what times depend on besides settings: machine, versions, and a hash of the package
-    and the benchmarks."""
-    roots, found = (Path(tape.__file__).parent, Path(__file__).parent), hashlib.sha256()
-    for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
-        found.update(path.name.encode() + path.read_bytes())
+def surroundings() -> dict[str, str | None]:
+    """Returns what times depend on besides settings."""
     return {
         "machine": f"{provenance.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "x-transformers": version("x-transformers") if find_spec("x_transformers") else "",
-        "code": found.hexdigest()[:16],
+        "commit": provenance.commit(),
     }
-
-
-def run(
-    out: Path, comparisons: dict[str, Callable[[], pd.DataFrame]], settings: dict[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Makes the comparisons that are not in a folder yet.
-
-    Args:
-        comparisons: by name; each returns the rows of `measure`.
-
-    Returns:
-        The rows of each comparison.
-
-    Raises:
-        ValueError: if the folder has rows of other settings; names every difference.
-    """
-    about = {**surroundings(), **settings}
-    file, settings_file = out / "speed_rounds.csv", out / "speed_settings.json"
-    done = dict(iter(read(file).groupby("comparison", sort=False)))
-    if done and (changes := differences(read_object(settings_file), about)):
-        raise ValueError(
-            f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
-            f"place, or remove that file"
-        )
-    write_text(settings_file, json.dumps(about, indent=1) + "\n")
-    provenance.record(out)
-    left = [name for name in comparisons if name not in done]
-    with torch._dynamo.config.patch(recompile_limit=64):
-        for name in tqdm(left, unit="comparison", disable=None):
-            done[name] = comparisons[name]()
-            # whole comparisons only, whenever this process is killed
-            write_text(file, pd.concat(done.values()).to_csv(index=False))
-    return done
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     """Parses a command line, with the defaults of the device."""
-    arguments = argparse.Namespace(**(DEFAULTS | vars(parsers.speed(given))))
-    if arguments.shape == "llama2_7b" and not GPU:
-        raise ValueError("--shape llama2_7b needs a GPU, and there is none; use --shape small")
-    return arguments
+    return argparse.Namespace(**(DEFAULTS | vars(parsers.speed(given))))
 
 
-def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]]]:
-    """Returns case, load and methods of all comparisons by name, the short ones first."""
+def loads(arguments: argparse.Namespace) -> Comparisons:
+    """Returns all comparisons, the short ones first."""
     batch, length = TOKENS[arguments.shape]
     asked = product(
         sorted(arguments.lengths or [length]),
-        [(name, work) for name in arguments.case for work in CASES[name].work],
+        [(case, work) for case in arguments.case for work in CASES[case].work],
         arguments.compiled,
         arguments.backends,
     )
     found = {}
-    for length, (name, work), compiled, backend in asked:
-        case = CASES[name]
+    for length, (case, work), compiled, backend in asked:
         load = Load(
             work=work,
             shape=arguments.shape,
             backend=backend,
-            batch=arguments.batch or (batch if name in ("train_step", "adapters") else 1),
+            batch=arguments.batch or (batch if case in ("train_step", "adapters") else 1),
             length=length,
             new=arguments.new,
             dtype=getattr(torch, arguments.dtype),
             compiled=compiled == "yes",
             checkpointing=arguments.checkpointing,
+            case=case,
         )
-        title = f"{name}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
-        methods = arguments.methods or case.default or case.methods
-        methods = [method for method in methods if method in case.methods]
-        if name == "peers":  # each encoding beside those of others
-            for own in methods:
-                others = [f"{own}, {peer}" for peer in PEERS if own in PEERS[peer]]
-                found[f"{title}: {own}"] = name, load, [own, *others]
-        elif arguments.alone:
-            found |= {f"{title}: {own}": (name, load, [own]) for own in methods}
+        title = f"{case}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
+        methods = arguments.methods or parsers.USUAL[case]
+        methods = [method for method in methods if method in parsers.METHODS[case]]
+        if arguments.alone:
+            found |= {f"{title}: {own}": (load, [own]) for own in methods}
         elif methods:
-            found[title] = name, load, methods
+            found[title] = load, methods
     return found
 
 
-def spread(values: list[float] | np.ndarray) -> np.ndarray:
-    """Returns median and quartiles; of fewer than three values the least and the greatest."""
-    return np.quantile(values, (0.5, 0.25, 0.75), method="weibull")
+def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataFrame]:
+    """Makes the comparisons that are not in a folder yet; returns the rows of each.
+
+    Raises:
+        ValueError: if the folder has rows of other settings; names every difference.
+    """
+    about = surroundings() | {key: value for key, value in vars(arguments).items() if key != "out"}
+    file, settings = arguments.out / "speed_rounds.csv", arguments.out / "speed_settings.json"
+    done = dict(iter(read(file).groupby("comparison", sort=False)))
+    if done and (changes := differences(read_object(settings), about)):
+        raise ValueError(
+            f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
+            f"place, or remove that file"
+        )
+    write_text(settings, json.dumps(about, indent=1) + "\n")
+    provenance.record(arguments.out)
+    with torch._dynamo.config.patch(recompile_limit=64):
+        left = [name for name in asked if name not in done]
+        for name in tqdm(left, unit="comparison", disable=None):
+            load, methods = asked[name]
+            case = CASES[load.case]
+            prepare = partial(case.prepare, load)
+            done[name] = measure(name, methods, prepare, arguments.rounds, *case.counted)
+            # whole comparisons only, whenever this process is killed
+            write_text(file, pd.concat(done.values()).to_csv(index=False))
+    return done
 
 
-def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
-    """Returns a row per method of a comparison, from its raw rows. `first` and `third` are
+def results(rows: pd.DataFrame, load: Load) -> pd.DataFrame:
+    """Returns a row per method of a comparison, from its raw rows. `_first` and `_third` are
     quartiles; numbers are missing where a method could not run, and `note` says why."""
     found, base = [], None
     decoded = load.new if load.work == "decoding" else None
     for method, raw in rows.groupby("method", sort=False):
         own = raw["seconds"].dropna().to_numpy()
         base = own if base is None else base
-        row = {"case": case, "work": load.work, "method": method, "backend": load.backend}
-        row |= {"compiled": load.compiled, "dtype": str(load.dtype).removeprefix("torch.")}
-        row |= {"batch": load.batch, "length": load.length, "rounds": len(own)}
-        spreads = {}
+        row = asdict(load) | {"method": method, "rounds": len(own)}
         if len(own):
-            spreads["milliseconds"] = spread(own) * 1e3 / (decoded or 1)
+            row["milliseconds"] = np.median(own) * 1e3 / (decoded or 1)
             row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
             row["memory_mib"] = raw["memory"].iloc[0] / 2**20
         if len(own) and len(base):
-            spreads["ratio"] = spread(own / base)
-        for column, values in spreads.items():
-            row |= zip((column, f"{column}_first", f"{column}_third"), values, strict=True)
+            # of fewer than three values, the least and the greatest
+            quartiles = np.quantile(own / base, (0.5, 0.25, 0.75), method="weibull")
+            row |= zip(("ratio", "ratio_first", "ratio_third"), quartiles, strict=True)
         found.append(row | raw[["kernels", "note"]].iloc[0].to_dict())
     return pd.DataFrame(found)
 
@@ -353,15 +322,11 @@ def table(found: pd.DataFrame) -> str:
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    asked, comparisons = loads(arguments), {}
-    for name, (case, load, methods) in asked.items():
-        prepare, counted = partial(CASES[case].prepare, load), CASES[case].counted
-        comparisons[name] = partial(measure, name, methods, prepare, arguments.rounds, *counted)
-    out = arguments.out
-    raw = run(out, comparisons, {k: v for k, v in vars(arguments).items() if k != "out"})
-    found = {name: results(raw[name], case, load) for name, (case, load, _) in asked.items()}
-    record = provenance.read(out)[0]
-    where = [record["time"][:10], f"commit {record['commit']}", *surroundings().values()]
+    asked, out = loads(arguments), arguments.out
+    raw = run(arguments, asked)
+    found = {name: results(raw[name], load) for name, (load, _) in asked.items()}
+    about = [f"{name} {value}" for name, value in surroundings().items()]
+    where = [provenance.read(out)[0]["time"][:10], *about]
     parts = [", ".join(where), "In brackets quartiles; ratios are medians of those within rounds."]
     for name, each in found.items():
         parts += [f"## {name}", table(each)]

@@ -1,11 +1,10 @@
 """Timed work on models with random weights: training steps, prompts and decoding of a decoder,
-passes of one attention layer in it, beside other implementations, and steps of adapters."""
+passes of one attention layer in it, and steps of adapters; beside those of transformers' Llama."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from transformers.cache_utils import CacheLayerMixin, StaticLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama
 
-from benchmarks.parsers import METHODS, WITHOUT
+from benchmarks.parsers import WITHOUT
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.cost import configuration
 from tape.export.llama import llama_config
@@ -59,6 +58,7 @@ class Load:
         new: tokens that are decoded.
         dtype: of the weights; in training of autocast, with weights in float32.
         checkpointing: whether training recomputes activations.
+        case: the one of CASES that it belongs to.
     """
 
     work: str
@@ -70,6 +70,7 @@ class Load:
     dtype: torch.dtype = torch.float32
     compiled: bool = False
     checkpointing: bool = False
+    case: str = "train_step"
 
     def decoder(self, encoding: str, **changes: int) -> TapeForCausalLM:
         """Returns a seeded decoder on the device, for as many tokens as there will be, in float32.
@@ -174,8 +175,10 @@ def of_decoder(load: Load, method: str) -> Callable[[], None]:
     Args:
         method: an encoding, or `llama`: transformers' Llama with the weights of `rope`.
     """
-    model = load.decoder("rope" if method == "llama" else method)
-    model = load.ready(library_llama(model) if method == "llama" else model)
+    if method == "llama":
+        model = load.ready(library_llama(load.decoder("rope")))
+    else:
+        model = load.ready(load.decoder(method))
     if load.work == "training":
         return training_step(load, model)
     call, tokens, cache = load.compile(model), load.tokens(model), load.cache(model.config)
@@ -269,82 +272,36 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
     """Returns the work of an attention layer.
 
     Args:
-        method: an encoding; `tape` also without the update of its state; `rope, transformers` and
-            other PEERS.
-
-    Raises:
-        ValueError: for a peer in other backends than eager and sdpa.
-        ImportError: without the peer's package.
+        method: an encoding; `tape` also without the update of its state; `llama`: that of
+            transformers with the weights of `rope`.
     """
-    encoding, _, peer = method.removesuffix(WITHOUT).partition(", ")
-    if peer and load.backend not in ("eager", "sdpa"):
-        raise ValueError(f"{peer} is compared in eager and sdpa only")
-    if peer and find_spec(peer.replace("-", "_")) is None:
-        raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
+    encoding = "rope" if method == "llama" else method.removesuffix(WITHOUT)
     model = load.ready(load.decoder(encoding, layers=3))
-    if peer:
-        layer = peer_layer(peer, model, load)
+    if method == "llama":
+        layer = llama_layer(model, load)
     else:
         layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
-    call, grads = load.compile(layer.call), []
+    call = load.compile(layer.call)
     learned = [x for x in (*layer.inputs, *layer.weights) if x is not None and x.requires_grad]
 
     def training() -> None:
         with load.autocast():
             outputs = [y for y in call(*layer.inputs) if y is not None]
-        if not grads:
-            grads.extend(torch.randn_like(y) for y in outputs)
-        torch.autograd.grad(outputs, learned, grads, allow_unused=True)
+        torch.autograd.grad(outputs, learned, outputs, allow_unused=True)
 
     return training if load.work == "training" else torch.no_grad()(lambda: call(*layer.inputs))
 
 
-def peer_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
-    """Returns a peer's attention with the weights of the middle layer of three."""
-    if peer == "transformers":
-        model = load.ready(library_llama(model))
-        _, settings = last_call(model, load)
-        x, module = settings.pop("hidden_states"), model.model.layers[MIDDLE].self_attn
-    else:
-        (x, *_), _ = last_call(model, load)
-        module, settings = XTransformersLayer(model, load), {}
-        module.to(x.device, model.dtype).train(model.training)
+def llama_layer(model: TapeForCausalLM, load: Load) -> AttentionLayer:
+    """Returns the attention of transformers' Llama with the weights of the middle layer."""
+    llama = load.ready(library_llama(model))
+    _, settings = last_call(llama, load)
+    x, attention = settings.pop("hidden_states"), llama.model.layers[MIDDLE].self_attn
 
     def call(x: Tensor) -> tuple[Tensor]:
-        return module(hidden_states=x, **settings)[:1]
+        return attention(hidden_states=x, **settings)[:1]
 
-    return AttentionLayer(call, (x.requires_grad_(),), module.parameters())
-
-
-class XTransformersLayer(nn.Module):
-    """`x_transformers.Attention` with the encoding as in its decoder."""
-
-    def __init__(self, model: TapeForCausalLM, load: Load):
-        from x_transformers import x_transformers as library
-
-        super().__init__()
-        config, ours = model.config, model.model.layers[MIDDLE].self_attn
-        name, heads = config.position["name"], config.num_attention_heads
-        about = {"dim_head": config.head_dim, "heads": heads, "flash": load.backend == "sdpa"}
-        self.attention = library.Attention(config.hidden_size, causal=True, **about)
-        q, k = ours.q_proj.weight, ours.k_proj.weight
-        self.rotary = self.bias = None
-        if name == "rope":  # rotates neighbouring channels, where ours rotates f and f + F
-            self.rotary = library.RotaryEmbedding(config.head_dim)
-            q, k = (x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in (q, k))
-        elif name == "alibi":
-            self.bias = library.AlibiPositionalBias(heads)
-        elif name == "t5":
-            self.bias = library.RelativePositionBias(1.0, causal=True, heads=heads)
-            table = model.model.position.layers[MIDDLE].table.weight
-            self.bias.relative_attention_bias.load_state_dict({"weight": table})
-        weights = {"to_q": q, "to_k": k, "to_v": ours.v_proj.weight, "to_out": ours.o_proj.weight}
-        self.attention.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
-
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor]:
-        length = hidden_states.shape[1]
-        angles = None if self.rotary is None else self.rotary.forward_from_seq_len(length)
-        return (self.attention(hidden_states, rotary_pos_emb=angles, rel_pos=self.bias),)
+    return AttentionLayer(call, (x.requires_grad_(),), attention.parameters())
 
 
 class Case(NamedTuple):
@@ -353,24 +310,18 @@ class Case(NamedTuple):
     Attributes:
         prepare: sets up a method of a load.
         work: as in `Load`.
-        methods: that can be compared.
-        default: those that are; None for all.
         counted: calls before memory is counted, and those whose memory is.
     """
 
     prepare: Callable[[Load, str], Callable[[], None]]
     work: tuple[str, ...]
-    methods: list[str]
-    default: list[str] | None = None
     counted: tuple[int, int] = (1, 1)
 
 
-SOME, PASSES, STEP = ["rope", "tape", "llama"], ("forward", "training"), ("training",)
 CASES = {
-    "layer": Case(of_attention, PASSES, METHODS["layer"]),
-    "peers": Case(of_attention, PASSES, METHODS["peers"]),
-    "train_step": Case(of_decoder, STEP, METHODS["train_step"], SOME),
-    "decode": Case(of_decoder, ("prefill", "decoding"), METHODS["decode"], SOME),
+    "layer": Case(of_attention, ("forward", "training")),
+    "train_step": Case(of_decoder, ("training",)),
+    "decode": Case(of_decoder, ("prefill", "decoding")),
     # Memory is counted from the first call, which creates the state of AdamW.
-    "adapters": Case(of_adapter, STEP, METHODS["adapters"], counted=(0, 2)),
+    "adapters": Case(of_adapter, ("training",), counted=(0, 2)),
 }

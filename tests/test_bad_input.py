@@ -113,7 +113,7 @@ model.attn_implementation=foo | attn_implementation='foo' .*: no such implementa
 +position.widht=3 | takes no argument 'widht'; did you mean 'width'
 model.hiden_size=3 | model takes no argument 'hiden_size'; did you mean 'hidden_size'
 position=rope position.scaling={rope_type:linear} | rope_type='linear' also needs factor
-position=rope position.scaling={rope_type:linear,factor:2,partial_rotary_factor:0.5} | not default or prop
+position=rope position.scaling={rope_type:linear,factor:2,partial_rotary_factor:0.5} | not default
 position=yarn position.factor=0.5 | factor=0\.5 must be a number >= 1
 position=t5 position.max_distance=99999999999 | t5: max_distance=9+ must be an integer.*, below 2
 position=learned position.length=5 | position 63 is beyond the learned table of length=5

@@ -113,7 +113,7 @@ def test_the_documentation_calls_commands_by_their_names():
 
 def test_the_table_names_every_command_of_the_project():
     """Every file that runs as a program, but for those that other commands or developers call."""
-    internal = {"tape/commands/__main__.py", "benchmarks/trace.py"}
+    internal = {"tape/commands/__main__.py"}
     rooms = ("tape", "arithmetic", "scrolls", "benchmarks")
     programs = {
         str(path.relative_to(ROOT))

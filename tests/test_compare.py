@@ -1,16 +1,11 @@
 """Comparisons over seeds: the numbers, the names of the rows, and what is refused."""
 
 import json
-import re
 import shutil
-from contextlib import suppress
 
-import pandas as pd
 import pytest
-from commands import ROOT
 from results import add_grid, make_run
 
-from tape.evaluation.figures import heat
 from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.typesetting import markdown
@@ -43,22 +38,20 @@ def labels(runs, across=ALL):
 @pytest.mark.parametrize("change", [{"intervention": "initial"}, {"extend": "dca 2"}])
 def test_evaluations_of_a_changed_model_are_rows_of_their_own(change, runs, tmp_path):
     """Saved results keep them apart, too."""
-    tapes = [run for run in runs if "tape" in run.name]
+    tapes, ropes = runs[:3], [run / "grid" for run in runs[3:]]
     changed = [add_grid(run / "grid_initial", 0, **change) for run in tapes]
     shutil.copy(tapes[0] / "grid" / "grid.csv", tapes[0])  # the run's own folder remains a run
     assert labels(runs) == {"tape": 3, "rope": 2}
-    own = [run / "grid" for run in tapes]
-    given = [*own, *changed, *(run / "grid" for run in runs if run not in tapes)]
+    both = [*(run / "grid" for run in tapes), *changed]
     ((name, value),) = change.items()
     expected = {"tape": 3, f"tape {name}={value}": 3, "rope": 2}
-    assert labels(given) == expected
-    text, _ = compare([*own, *changed], tmp_path / "saved", across=ALL, baseline="tape")
-    assert labels([tmp_path / "saved", *given[6:]]) == expected
+    assert labels([*both, *ropes]) == expected
+    text, _ = compare(both, tmp_path / "saved", across=ALL, baseline="tape")
+    assert labels([tmp_path / "saved", *ropes]) == expected
     assert markdown(read([tmp_path / "saved"], across=ALL), "tape") == text
-    for chosen in ("add_tape_0", "grid_initial"):
-        found = read([tmp_path / "saved"], across=ALL, only=[chosen]).labels
-        assert found == read(given, across=ALL, only=[chosen]).labels
-        assert len(found) == (2 if chosen == "add_tape_0" else 1)
+    for chosen, count in (("add_tape_0", 2), ("grid_initial", 1)):
+        for place in ([tmp_path / "saved"], both):
+            assert len(read(place, across=ALL, only=[chosen]).labels) == count
 
 
 def test_saved_results_are_the_runs_in_them(runs, tmp_path):
@@ -68,7 +61,7 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     assert row in (tmp_path / "a" / "results.csv").read_text()
     again, _ = compare([tmp_path / "a"], tmp_path / "b", baseline="rope")
     assert again == text and "| tape | accuracy, beyond | +" in text
-    for name in ("results.csv", "settings.json", "table.tex", "heatmaps.png"):
+    for name in ("results.csv", "settings.json", "heatmaps.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     compare(runs[:3], tmp_path / "part", "grid")
     mixed, _ = compare([tmp_path / "part", *runs[3:]], tmp_path / "c", "grid", baseline="rope")
@@ -82,8 +75,8 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     ("name", "change", "message"),
     [
         ("results.csv", lambda text: text[:-9], "ends in the middle of a line"),
-        ("results.csv", lambda text: text.replace("measure", "x", 1), "the columns measure are"),
-        ("results.csv", lambda text: text.replace("add_rope_0", "other"), "is not in both"),
+        ("results.csv", lambda text: text.replace("value", "x", 1), "damaged"),
+        ("results.csv", lambda text: text.replace("add_rope_0", "other"), "its runs are not those"),
         ("results.csv", lambda text: text.replace(",1.0,10", ",one,10", 1), "damaged|one"),
         ("settings.json", lambda text: text.replace('"seed"', '"sed"', 1), "damaged"),
         ("settings.json", lambda text: text.replace('"rope"', '"fire"', 1), "of other settings"),
@@ -97,57 +90,52 @@ def test_damaged_results_are_refused(name, change, message, runs, tmp_path):
         read([tmp_path / "a"])
 
 
-def test_rows_are_named_by_all_that_differs(runs, tmp_path):
-    """And not by what has no influence, such as eval_steps, or only another encoding has; by the
-    whole name of a setting where another, here `length`, ends alike."""
-    runs.append(make_adder(tmp_path / "wide", "tape", model__hidden_size=16))
-    runs.append(make_adder(tmp_path / "theta", "rope", position__theta=5))
-    runs += [make_adder(tmp_path / f"{n}", "learned", position__length=n) for n in (9, 16)]
-    assert labels(runs) == {
-        "rope theta=None": 2,
-        "rope theta=5": 1,
-        "tape model.hidden_size=16": 1,
-        "tape": 3,
-        "learned position.length=9": 1,
-        "learned position.length=16": 1,
-    }
+TAPE = {"position__theta": 10000, "position__sampler": "shift", "position__width": 4}
+ROPE = {"position__theta": 500, "position__sampler": "shift"}
+NAMED = [
+    (  # by all that differs, and not by what only another encoding has
+        [("rope", {}), ("rope", {"position__theta": 5}), ("tape", {})],
+        ["rope theta=None", "rope theta=5", "tape"],
+    ),
+    (
+        [("tape", {}), ("tape", {}), ("tape", {"model__hidden_size": 16}), ("rope", {})],
+        ["tape", "tape model.hidden_size=16", "rope"],
+    ),
+    (  # by the whole name of a setting where another ends alike
+        [("learned", {"position__length": n}) for n in (9, 16)],
+        ["learned position.length=9", "learned position.length=16"],
+    ),
+    (  # 10000 is 10000.0; a setting that was not there yet is null, or an empty group
+        [("rope", {"position__theta": 10000, "position__scaling": x}) for x in (None, {})]
+        + [("rope", {"position__theta": 10000.0})],
+        ["rope"],
+    ),
+    ([("rope", ROPE), ("tape", TAPE)], ["rope theta=500", "tape theta=10000"]),
+    (
+        [("rope", ROPE), ("tape", TAPE), ("tape", TAPE | {"trainer__seed": 0})],
+        ["rope theta=500", "tape", "tape trainer.seed=0"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), NAMED)
+def test_rows_are_named_by_what_differs(given, expected, tmp_path):
+    runs = [make_adder(tmp_path / f"{n}", name, n, **x) for n, (name, x) in enumerate(given)]
+    assert labels(runs).keys() == {*expected}
 
 
 def test_rates_of_encodings_are_named_below_the_table(tmp_path):
     """A row per encoding is named by it alone; rows of one encoding by their rates."""
+    given = [("rope", 0, 0.2), ("rope", 1, 0.2), ("fire", 0, 0.1), ("rope", 0, 0.4)]
     runs = [
         make_adder(tmp_path / f"{n}", position, seed, trainer__learning_rate=rate)
-        for n, (position, seed, rate) in enumerate(
-            [("rope", 0, 0.2), ("rope", 1, 0.2), ("fire", 0, 0.1), ("rope", 0, 0.4)]
-        )
+        for n, (position, seed, rate) in enumerate(given)
     ]
-    assert "Learning rates" not in compare(runs[:2], tmp_path / "one", "grid")[0]
-    text, _ = compare(runs[:3], tmp_path / "two", "grid")
-    assert "| rope | 2 |" in text and "\nLearning rates: rope 0.2, fire 0.1." in text
-    text, _ = compare(runs, tmp_path / "three", "grid")
-    assert "| rope trainer.learning_rate=0.4 | 1 |" in text
-    assert "\nLearning rates: fire 0.1." in text
-
-
-def test_one_run_in_other_words_is_one_row(tmp_path):
-    """10000 is 10000.0; a setting that was not there yet is null, or an empty group."""
-    runs = [
-        make_adder(tmp_path / "a", "rope", 0, position__theta=10000),
-        make_adder(tmp_path / "b", "rope", 1, position__theta=10000.0, position__scaling=None),
-        make_adder(tmp_path / "c", "rope", 2, position__theta=10000.0, position__scaling={}),
-    ]
-    assert labels(runs) == {"rope": 3}
-
-
-def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path):
-    tape = {"position__theta": 10000, "position__sampler": "shift", "position__width": 4}
-    runs = [
-        make_adder(tmp_path / "a", "rope", position__theta=500, position__sampler="shift"),
-        make_adder(tmp_path / "b", "tape", 0, **tape),
-        make_adder(tmp_path / "c", "tape", 1, trainer__seed=0, **tape),
-    ]
-    assert labels(runs).keys() == {"rope theta=500", "tape", "tape trainer.seed=0"}
-    assert labels(runs[:2]).keys() == {"rope theta=500", "tape theta=10000"}
+    texts = [markdown(read(runs[:count], "grid")) for count in (2, 3, 4)]
+    assert "Learning rates" not in texts[0]
+    assert "| rope | 2 |" in texts[1] and "\nLearning rates: rope 0.2, fire 0.1." in texts[1]
+    assert "| rope trainer.learning_rate=0.4 | 1 |" in texts[2]
+    assert "\nLearning rates: fire 0.1." in texts[2]
 
 
 def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
@@ -219,26 +207,3 @@ def test_the_evaluation_is_the_one_that_all_have(runs):
     with pytest.raises(ValueError, match=r"have compare and grid: choose one with --name"):
         read(runs)
     assert len(read(runs, "grid").labels) == 2
-
-
-def test_labels_stay_readable():
-    digits = [(n, m) for n in range(1, 38) for m in range(1, 38)]
-    rows = pd.DataFrame(digits, columns=["first_digits", "second_digits"])
-    axes, _bar = heat(rows.assign(row=0, value=1.0, n=1), *rows.columns, trained={0: (18, 37)}).axes
-    labels = [[each.get_text() for each in x.get_ticklabels()] for x in (axes.xaxis, axes.yaxis)]
-    assert labels[0] == labels[1] and labels[0][0] == "1" and len(labels[0]) <= 12
-    assert axes.images[0].get_clim() == (0, 1)
-
-
-@pytest.mark.parametrize("name", ["passkey", "addition"])
-def test_what_was_asked_is_not_run_as_code(name, tmp_path):
-    """Saved results may be those of others."""
-    folder = shutil.copytree(ROOT / "docs" / "results" / name, tmp_path / name)
-    settings, made = folder / "settings.json", tmp_path / "made"
-    code = json.dumps(f"1 and @pd.io.common.os.mkdir('{made}')")
-    pattern = r'"(trained|problems\.max_first)": \d+'
-    text, count = re.subn(pattern, lambda x: f'"{x[1]}": {code}', settings.read_text())
-    settings.write_text(text)
-    with suppress(TypeError, ValueError):  # text is compared with numbers
-        compare([folder], tmp_path / "out")
-    assert count and not made.exists()

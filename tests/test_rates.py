@@ -62,18 +62,13 @@ def test_command(runs, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith((out / "table.md").read_text())
     assert (out / "rates.png").is_file()
-    # The saved rows give the same choice.
-    main([str(out), "--out", str(tmp_path / "again")])
-    assert (tmp_path / "again" / "table.md").read_text() == (out / "table.md").read_text()
-
-
-def test_runs_that_did_not_finish_are_named(runs, tmp_path, capsys):
+    # The saved rows give the same choice; runs that did not finish are named.
     early = make_run(tmp_path / "early", "alibi", 0.001, 2.0, last=4)
-    given = [*runs, early, tmp_path / "absent"]
-    with pytest.raises(SystemExit, match="error: 2 of 8 are not in the table"):
-        main([*map(str, given), "--out", str(tmp_path / "out")])
-    printed = capsys.readouterr().out
-    assert "* " + str(early) + ": " in printed and "no validation loss at its last step" in printed
+    with pytest.raises(SystemExit, match="error: 2 of 3 are not in the table"):
+        main([*map(str, (out, early, tmp_path / "absent")), "--out", str(tmp_path / "again")])
+    text, table = capsys.readouterr().out, (out / "table.md").read_text()
+    assert text.startswith(table.rstrip()) and f"* {early}: " in text
+    assert "no validation loss at its last step" in text
 
 
 @pytest.mark.parametrize(
@@ -114,15 +109,16 @@ def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, pa
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "rate"), [("add", "nope", 1e-2), ("parity", "nope", 0.5), ("copy", "t5", 3e-3)]
+    ("given", "rate"),
+    [
+        ("experiment=synthetic data=add position=nope", 1e-2),
+        ("experiment=synthetic data=parity position=nope", 0.5),
+        ("experiment=synthetic data=copy position=t5", 3e-3),
+        ("experiment=text position=rope", OmegaConf.load(CONFIG / "rates" / "text.yaml").rope),
+        ("experiment=text position=dape", 1.6e-2),
+    ],
 )
-def test_a_synthetic_task_takes_the_rates_of_its_family(task, name, rate):
-    chosen = [f"data={task}", f"position={name}", "learning_rates.counting.nope=0.5"]
-    assert composed("experiment=synthetic", *chosen).trainer.learning_rate == rate
-
-
-def test_the_default_run_takes_the_chosen_rates():
-    rates = OmegaConf.load(CONFIG / "rates" / "text.yaml")
-    for name in ("rope", "tape"):
-        cfg = composed("experiment=text", f"position={name}")
-        assert cfg.trainer.learning_rate == rates.get(name, 1.6e-2)
+def test_runs_take_the_chosen_rates(given, rate):
+    """Synthetic tasks those of their family."""
+    changed = ["learning_rates.counting.nope=0.5"] if "synthetic" in given else []
+    assert composed(*given.split(), *changed).trainer.learning_rate == rate

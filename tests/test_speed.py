@@ -9,6 +9,7 @@ import torch
 from commands import ROOT
 
 from benchmarks import speed as module
+from benchmarks.parsers import ENCODINGS
 from benchmarks.speed import (
     TOO_LARGE,
     in_turn,
@@ -47,6 +48,15 @@ def test_memory_is_that_of_tensors_at_most():
         assert observed(work)[0] == 4 * 4000
 
 
+def test_unfused_attention_is_no_fused_kernel():
+    """torch's name for it is like the others'."""
+    q = torch.randn(1, 1, 4, 8, requires_grad=True)
+    mask = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
+    assert observed(lambda: attend(q, q, q, is_causal=True))[1] != []
+
+
 def test_what_cannot_run_is_left_out(monkeypatch):
     """Beside others, or in the rounds: the reason is given in place of numbers."""
     with pytest.raises(RuntimeError) as failed:
@@ -67,24 +77,6 @@ def test_what_cannot_run_is_left_out(monkeypatch):
     assert [*rows.note] == [TOO_LARGE] * 2 and rows.seconds.isna().all()
 
 
-def test_unfused_attention_is_no_fused_kernel():
-    """torch's name for it is like the others'."""
-    q = torch.randn(1, 1, 4, 8, requires_grad=True)
-    mask = torch.zeros(1, 1, 4, 4, requires_grad=True)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    assert observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
-    assert observed(lambda: attend(q, q, q, is_causal=True))[1] != []
-
-
-def test_methods_alone_have_a_comparison_each():
-    words = "--shape tiny --case layer --methods rope tape --backends sdpa --compiled yes --alone"
-    found = loads(parse(words.split())).values()
-    assert [(methods, load.compiled) for _, load, methods in found] == [
-        (["rope"], True),
-        (["tape"], True),
-    ] * (len(found) // 2)
-
-
 # ---- the command
 
 
@@ -96,10 +88,18 @@ def speed(tmp_path, monkeypatch, capsys):
     def speed(*arguments):
         words = ["--shape", "tiny", "--new", "2", "--rounds", "7", "--out", "speed"]
         main([*words, *map(str, arguments)])
-        found = pd.read_csv("speed/speed.csv", keep_default_na=False)
+        out = parse([*words, *map(str, arguments)]).out
+        found = pd.read_csv(out / "speed.csv", keep_default_na=False)
         return capsys.readouterr().out, found
 
     return speed
+
+
+def test_methods_alone_have_a_comparison_each():
+    words = "--shape tiny --case layer --methods rope tape --backends sdpa --compiled yes --alone"
+    found = loads(parse(words.split())).values()
+    assert [methods for _, methods in found] == 2 * [["rope"], ["tape"]]
+    assert all(load.compiled for load, _ in found)
 
 
 @pytest.mark.slow
@@ -109,35 +109,35 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
     printed, rows = speed(*asked)
     key = ["case", "work", "method", "backend", "length"]
     expected = [
-        (case, load.work, method, load.backend, 8)
-        for case, load, methods in loads(parse(["--shape", "tiny", *map(str, asked)])).values()
+        (load.case, load.work, method, load.backend, 8)
+        for load, methods in loads(parse(["--shape", "tiny", *map(str, asked)])).values()
         for method in methods
     ]
     assert [*rows[key].itertuples(index=False, name=None)] == expected
     assert {*rows.case} == {*CASES}
-    for row in rows[rows.note == ""].itertuples():
+    for row in rows.itertuples():
         numbers = [row.milliseconds, row.tokens_per_second, row.memory_mib, row.ratio]
         assert all(math.isfinite(float(x)) and float(x) > 0 for x in numbers), row
-        assert row.milliseconds_first <= row.milliseconds <= row.milliseconds_third
+        assert row.ratio_first <= row.ratio <= row.ratio_third
         if row.method == "rope":
             assert "_scaled_dot_product_" in row.kernels
-    assert {*rows[rows.note != ""].method} <= {"rope, x-transformers"}  # an extra
     assert Path("speed/speed.md").read_text() in printed
 
 
 @pytest.mark.slow
-def test_all_encodings_in_all_backends(speed, monkeypatch):
-    """Layers and decoders: called for their memory and kernels, or a note that says why not."""
+def test_all_encodings(speed, monkeypatch):
+    """Layers are called for their memory and kernels, or a note says why not."""
 
     def once(work, rounds, *_):
         return dict.fromkeys(work, [1.0] * rounds)
 
     monkeypatch.setattr(module, "in_turn", once)
-    _, rows = speed("--case", "layer", "train_step", "decode", "peers", "--lengths", 8)
+    _, rows = speed("--case", "layer", "--lengths", 8, "--backends", "eager")
+    assert {*ENCODINGS} < {*rows.method} and (rows.note == "").all()
+    flex = ("--backends", "flex_attention", "--methods", "rope", "alibi")
+    _, rows = speed("--case", "layer", "--lengths", 8, *flex, "--out", "flex")
     assert all((rows.milliseconds == "") == (rows.note != ""))
-    if not torch.cuda.is_available():
-        flex = rows[(rows.backend == "flex_attention") & (rows.work == "training")]
-        assert (flex.note != "").all()
+    assert torch.cuda.is_available() or (rows[rows.work == "training"].note != "").all()
 
 
 SHORT = ("--case", "layer", "--lengths", 8, "--backends", "sdpa", "--methods", "rope", "tape")
@@ -166,26 +166,21 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
     monkeypatch.setattr(module, "measure", measure_one)
     again, same = speed(*SHORT)
     assert again == printed and same.equals(rows)  # nor measured again
-
-
-def test_other_settings_machines_and_code_are_another_folder(speed, monkeypatch):
-    few = (*SHORT[:-1],)
-    speed(*few)
+    # Other settings, machines and code are another folder.
     before = {path: path.read_bytes() for path in Path("speed").rglob("*.*")}
-    with pytest.raises(
-        SystemExit, match=r"^error: .*batch: None -> 2.*give this one another place"
-    ):
-        speed(*few, "--batch", 2)
-    monkeypatch.setattr(module, "surroundings", lambda: {"code": "new", "machine": "an abacus"})
-    with pytest.raises(SystemExit, match=r"code: \w+ -> new; machine: .* -> an abacus"):
-        speed(*few)
+    message = r"^error: .*batch: None -> 2.*give this one another place"
+    with pytest.raises(SystemExit, match=message):
+        speed(*SHORT, "--batch", 2)
+    monkeypatch.setattr(module, "surroundings", lambda: {"commit": "new", "machine": "an abacus"})
+    with pytest.raises(SystemExit, match=r"commit: .* -> new; machine: .* -> an abacus"):
+        speed(*SHORT)
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
 
 
 def test_the_documented_training_steps_follow_from_their_rows():
     rows = read(ROOT / "docs" / "results" / "train_step" / "rounds.csv")
     load = Load("training", "small", "sdpa", batch=8, length=256)
-    found = results(rows, "train_step", load)
+    found = results(rows, load)
     memory = found.memory_mib / found.memory_mib[0]
     lines = [["encoding", "time / rope", "memory / rope"]]
     for row, share in zip(found.itertuples(), memory, strict=True):

@@ -220,7 +220,9 @@ class PositionEncoding(PositionModule):
             least = (" > 0" if kind is float else " >= 1") if name in cls.positive else ""
             # The first bound excludes inf and NaN.
             if not fits or not abs(value) < 2.0**31 or (least and value <= 0):
-                raise ValueError(f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}, below 2**31")
+                raise ValueError(
+                    f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}, below 2**31"
+                )
 
     @classmethod
     def for_tokenizer(

@@ -11,20 +11,8 @@ groups; tape/statistics.py summarizes. The VIEW of each kind of evaluation says 
 (tape/evaluation/view.py).
 """
 
-from importlib import import_module
-from typing import Any
+from tape.evaluation.figures import curve, heat
+from tape.results.rows import load
+from tape.statistics import differences, table
 
-HOMES = {
-    "load": "tape.results.rows",
-    "table": "tape.statistics",
-    "differences": "tape.statistics",
-    "curve": "tape.evaluation.figures",
-    "heat": "tape.evaluation.figures",
-}
-__all__ = [*HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(HOMES[name]), name)
+__all__ = ["curve", "differences", "heat", "load", "table"]

@@ -19,7 +19,7 @@ from tape.files import write_text
 from tape.results.figures import write_figures
 from tape.results.rows import Comparison, read
 from tape.results.runs import end, write_runs
-from tape.results.typesetting import latex, markdown, tables_of
+from tape.results.typesetting import markdown
 
 
 def compare(
@@ -29,24 +29,20 @@ def compare(
     baseline: str | None = None,
     **chosen: Sequence[str],
 ) -> tuple[str, Comparison]:
-    """Writes table.md, table.tex, the results in long form and the figures; returns the table.
+    """Writes table.md, the results in long form and the figures; returns the table.
 
     Args:
         baseline: a row, or the folder of one of its runs.
         chosen: `across`, `only` and `within` of `read`.
 
     Raises:
-        ValueError: as `read`; if `baseline` is not a row.
+        ValueError: as `read` and `Comparison.find`.
     """
     found = read(folders, name, **chosen)
     row = None if baseline is None else found.find(baseline)
-    if baseline is not None and row is None:
-        labels = ", ".join(found.labels)
-        raise ValueError(f"--baseline {baseline!r} is not a row; choose one of {labels}")
     text = markdown(found, row)
     write_runs(out, found.runs)
     write_text(out / "table.md", text + "\n")
-    write_text(out / "table.tex", latex(tables_of(found, row)) + "\n")
     write_figures(found, out)
     provenance.record(out)
     return text, found
@@ -57,7 +53,7 @@ def main(given: list[str] | None = None) -> None:
     arguments = parsers.compare(given)
     text, found = compare(**vars(arguments))
     print(text)
-    print(f"\nalso in {arguments.out}, with LaTeX, figures and the rows of each run")
+    print(f"\nalso in {arguments.out}, with figures and the rows of each run")
     end(arguments.folders, found.missing)
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -22,6 +21,7 @@ from tape import parsers, statistics
 from tape.command import expected_errors
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
+from tape.evaluation.view import select
 from tape.files import reading, write_text
 from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, labels_of
 from tape.results.runs import Run, end, missing_note, read_all, settings_of, write_runs
@@ -39,35 +39,24 @@ runs finished. The lowest is chosen. *: the lowest or highest rate that was trie
 may lie beyond it."""
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(NamedTuple):
     """The losses of encodings or methods by learning rate.
 
     Attributes:
         kind: what the rows are: "encoding" or "method" (of adaptation).
         names: by label of a row, the name of its encoding or method.
         rows: a row per run: row (the label), rate, seed and value, the loss.
+        means: mean losses by label and rate, ascending; NaN unless there is a run of every seed.
+        rates: the chosen rate by label, of those rows where a rate has a run of every seed.
+        at_boundary: labels whose rate is the lowest or highest that was tried.
     """
 
     kind: str
     names: dict[str, str]
     rows: pd.DataFrame
-
-    @cached_property
-    def means(self) -> pd.DataFrame:
-        """Mean losses by label and rate, ascending; NaN unless there is a run of every seed."""
-        found = statistics.table(self.rows, ["row", "rate"])
-        means = found["mean"].where(found["n"] == self.rows["seed"].nunique()).unstack()
-        return means.sort_index(axis=1).reindex(self.names)
-
-    @cached_property
-    def rates(self) -> dict[str, float]:
-        """The chosen rate by label, of those rows where a rate has a run of every seed."""
-        return self.means.dropna(how="all").idxmin(axis=1).astype(float).to_dict()
-
-    def is_at_boundary(self, label: str) -> bool:
-        tried = self.rows["rate"][self.rows["row"] == label]
-        return self.rates[label] in (tried.min(), tried.max())
+    means: pd.DataFrame
+    rates: dict[str, float]
+    at_boundary: set[str]
 
 
 def read_finished(folder: Path, name: str) -> Run:
@@ -98,20 +87,24 @@ def choices(runs: Sequence[Run]) -> Choices:
             seed, or two do not differ at all.
     """
     check_given(runs)
+    groups = by_settings(runs, [RATE])
     names: dict[str, str] = {}
     tables = []
-    groups = by_settings(runs, [RATE])
     for label, (settings, group) in zip(labels_of([x for x, _ in groups]), groups, strict=True):
         names[label] = settings.get(METHOD, settings["position.name"])
         for run in group:
-            loss = run.rows[run.rows["measure"] == LOSS]
             about = {"row": label, "rate": run.settings[RATE], "seed": run.seed}
-            tables.append(loss.assign(**about, n=1, folder=str(run.folder)))
+            tables.append(select(run.rows, LOSS).assign(**about, n=1, folder=run.folder))
     rows = pd.concat(tables, ignore_index=True)
-    if (twice := rows.duplicated(["row", "rate", "seed"])).any():
-        folder = rows["folder"][twice].iloc[0]
+    for folder in rows["folder"][rows.duplicated(["row", "rate", "seed"])]:
         raise ValueError(f"{folder} is given twice, or is as another run; give one of them")
-    return Choices(kind_of(runs), names, rows)
+    found = statistics.table(rows, ["row", "rate"])
+    means = found["mean"].where(found["n"] == rows["seed"].nunique()).unstack()
+    means = means.sort_index(axis=1).reindex(names)
+    rates = means.dropna(how="all").idxmin(axis=1).astype(float).to_dict()
+    tried = rows.groupby("row")["rate"].agg(["min", "max"])
+    at_boundary = {label for label, rate in rates.items() if rate in [*tried.loc[label]]}
+    return Choices(kind_of(runs), names, rows, means, rates, at_boundary)
 
 
 def table(found: Choices) -> str:
@@ -119,10 +112,8 @@ def table(found: Choices) -> str:
     lines = [[found.kind, *(f"{rate:g}" for rate in found.means), "chosen"]]
     for label, losses in found.means.iterrows():
         cells = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in losses]
-        chosen = "-"
-        if label in found.rates:
-            chosen = f"{found.rates[label]:g}" + " *" * found.is_at_boundary(label)
-        lines.append([label, *cells, chosen])
+        chosen = f"{found.rates[label]:g}" if label in found.rates else "-"
+        lines.append([label, *cells, chosen + " *" * (label in found.at_boundary)])
     return f"{markdown_table(lines)}\n\n{NOTE.format(found.rows['seed'].nunique())}"
 
 
@@ -134,7 +125,7 @@ def draw(found: Choices) -> Figure:
     for line in axes.get_lines():
         if (rate := found.rates.get(line.get_label())) is not None:
             colour = line.get_color()
-            face = "none" if found.is_at_boundary(line.get_label()) else colour
+            face = "none" if line.get_label() in found.at_boundary else colour
             loss = found.means[rate][line.get_label()]
             axes.plot(rate, loss, "*", markersize=13, color=colour, markerfacecolor=face)
     axes.set_xscale("log", base=2)

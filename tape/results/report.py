@@ -1,24 +1,20 @@
 """The results under some folders on one page: tape report output/ scrolls/ --out report/
 
-Each folder with results has a section: the tables and pictures that commands wrote there, and the
-command, commit and machine. What is unfinished or damaged comes first, then a table of all runs.
-The page (page.html) needs nothing but itself. Jinja2 and markdown-it escape all values, and a
-policy in its head allows no script.
+Each folder with results has a section: the tables (.md) and pictures (.png) that commands wrote
+there, for a run those of its report, and the command, commit and machine. Runs without a report
+come first. The page (page.html) needs nothing but itself. Jinja2 and markdown-it escape all values,
+and a policy in its head allows no script.
 """
 
 from __future__ import annotations
 
 import base64
-import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import groupby
-from os.path import realpath
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
@@ -26,45 +22,17 @@ from markupsafe import Markup
 from tqdm import tqdm
 
 from tape import parsers, provenance
-from tape.command import expected_errors, in_one_line
-from tape.evaluation.journal import Incomplete, join
-from tape.evaluation.tables import markdown_table
-from tape.files import check_folder, check_replaceable, read_object, write_text
-from tape.runs.folder import CONFIGURATION, read_configuration
-from tape.runs.metrics import MetricsFile, read_metrics
-from tape.training.callbacks import last_step, reached
+from tape.command import expected_errors
+from tape.files import check_folder, check_replaceable, write_text
+from tape.runs.folder import CONFIGURATION
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="tape.results.report">'  # identifies pages of this program
-BEGIN, END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 # Tables, headings, lists and indented code; within a line, text is text and nothing else.
 PARSER = MarkdownIt("zero").enable(["table", "heading", "list", "code"])
-# Checkpoints of runs and journals of evaluations: their results are beside them.
-INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__")
-MOST = 100  # rows that are shown of a csv file
-# Keys of report.json that are no measurements, or have a column of their own.
-FACTS = {"position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib"}
-FACTS |= {"data_share", "mfu", "product_share", "ngrams", "scored_bytes"}
-
-
-class Fault(NamedTuple):
-    """Results that are unfinished, or damaged and cannot be shown."""
-
-    place: Path
-    state: str
-    why: str
-
-
-@contextmanager
-def listing(place: Path, faults: list[Fault]) -> Iterator[None]:
-    """Turns an error into a fault: damaged files can raise anything in a reader."""
-    try:
-        yield
-    except Incomplete as error:
-        faults.append(Fault(place, "unfinished", str(error)))
-    except Exception as error:
-        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-        faults.append(Fault(place, "damaged", kind + in_one_line(error)))
+# Checkpoints of runs and journals of evaluations, whose results are beside them, and reports, which
+# are a part of the run's section.
+INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__|report")
 
 
 def run(folders: Sequence[Path], out: Path) -> str:
@@ -75,34 +43,25 @@ def run(folders: Sequence[Path], out: Path) -> str:
     """
     check_folder(out)
     check_replaceable("--out", out / INDEX, MARK)
-    faults: list[Fault] = []
-    rows: list[dict[str, Any]] = []
-    sections = []
-    found = {realpath(path): path for root in folders for path in walk(root, faults)}
-    for folder in tqdm(found.values(), disable=None):
-        if is_run(folder):
-            with listing(folder, faults):
-                rows.append(read_run(folder, faults))
-        section = section_of(folder, faults)
-        if section["texts"] or section["pictures"]:
-            sections.append(section)
+    found = dict.fromkeys(path for root in folders for path in walk(root))
+    sections = [section_of(folder) for folder in tqdm(found, disable=None)]
+    sections = [each for each in sections if each["texts"] or each["pictures"]]
+    runs = [folder for folder in found if (folder / CONFIGURATION).is_file()]
+    unfinished = [run for run in runs if not (run / "report" / "report.md").is_file()]
     names = ", ".join(map(str, folders))
-    if not (rows or sections or faults):
+    if not (sections or unfinished):
         raise ValueError(f"no results in {names}: to create the first, run tape train")
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     text = page(
         title=f"Results in {names}",
         about=f"Made {now} at commit {provenance.commit() or 'unknown'} on {provenance.machine()}.",
-        faults=records(map(Fault._asdict, faults)) if faults else "",
-        # Runs that report the same measurements share a table.
-        runs=[records(group) for _, group in groupby(sorted(rows, key=list), key=list)],
+        unfinished=unfinished,
         sections=sections,
     )
     write_text(out / INDEX, text)
-    unfinished = sum(fault.state == "unfinished" for fault in faults)
     return (
-        f"{out / INDEX}: {len(rows)} runs, {len(sections)} folders with results, {unfinished} "
-        f"unfinished, {len(faults) - unfinished} damaged, {len(text.encode()) / 2**20:.1f} MiB"
+        f"{out / INDEX}: {len(sections)} folders with results, {len(unfinished)} runs without a "
+        f"report, {len(text.encode()) / 2**20:.1f} MiB"
     )
 
 
@@ -118,103 +77,27 @@ def page(**given: Any) -> str:
     return environment.get_template("page.html").render(mark=Markup(MARK), **given)
 
 
-def walk(root: Path, faults: list[Fault]) -> Iterator[Path]:
-    """Yields `root` and all folders under it, each once. Those that cannot be read become
-    faults."""
+def walk(root: Path) -> Iterator[Path]:
+    """Yields `root` and the folders under it, without following links."""
 
-    def refused(error: OSError) -> None:
-        faults.append(Fault(Path(error.filename), "damaged", in_one_line(error)))
+    def refuse(error: OSError) -> NoReturn:
+        raise error
 
-    seen = set()  # links may lead in circles
-    for name, folders, _ in os.walk(root, onerror=refused, followlinks=True):
-        if realpath(name) in seen:
-            folders.clear()
-            continue
-        seen.add(realpath(name))
-        yield Path(name)
+    for name, folders, _ in os.walk(root, onerror=refuse):
         folders[:] = sorted(each for each in folders if not INTERNAL_FOLDERS.fullmatch(each))
-        if is_run(Path(name)) and "report" in folders:  # it is a part of the run's section
-            folders.remove("report")
+        yield Path(name)
 
 
-def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (CONFIGURATION, MetricsFile.FILE))
-
-
-def read_run(folder: Path, faults: list[Fault]) -> dict[str, Any]:
-    """Returns the row of a run; adds a fault if it is not finished. It is when the report of its
-    last planned step is written; an earlier report does not count.
-
-    Raises:
-        ValueError or others: for damaged files.
-    """
-    settings, metrics = read_configuration(folder), []
-    if (path := folder / MetricsFile.FILE).is_file():
-        metrics = read_metrics(path)
-        if len(metrics) + 1 < len(path.read_text().splitlines()):  # the last may be half-written
-            raise ValueError(f"{path}, line {len(metrics) + 1}, is damaged")
-    steps = max((row["step"] for row in metrics), default=0)
-    end = reached(metrics, settings.get("task.criterion"))
-    planned = last_step(end, settings["trainer.max_steps"])
-    path = folder / "report" / "report.json"
-    report = read_object(path) if path.is_file() else {}
-    if report.get("steps") != planned:
-        report = {}
-        missing = "" if steps < planned else ", but not reported"
-        why = f"{steps:,} of {planned:,} steps are done{missing}: the same command continues"
-        faults.append(Fault(folder, "unfinished", why))
-    row = {
-        "run": str(folder),
-        "encoding": settings.get("position.name"),
-        "method": settings.get("peft.name"),
-        "seed": settings.get("seed"),
-        "steps": steps,
-        "parameters": report.get("parameters"),
-    }
-    for logged in metrics:
-        row |= {f"last {key}": logged[key] for key in ("loss", "eval_loss") if key in logged}
-    row |= dict(measured(report))
-    row["tokens/s"], row["memory, GiB"] = map(report.get, ("tokens_per_second", "peak_memory_gib"))
-    return {name: value for name, value in row.items() if value is not None}
-
-
-def measured(report: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the measurements of a report by name; perplexities by multiples of the training
-    length."""
-    for name, value in report.items():
-        if name == "perplexity":
-            yield from ((f"perplexity {row['times']}x", row["perplexity"]) for row in value)
-            if report.get("scored_bytes"):  # others: of the mean bytes per token of a whole text
-                yield "bits per byte", value[0]["bits_per_byte"]
-        elif isinstance(value, dict) and name not in FACTS:
-            yield from ((f"{name} {key}", each) for key, each in value.items())
-        elif name not in FACTS:
-            yield name.replace("_", " "), value
-
-
-def section_of(folder: Path, faults: list[Fault]) -> dict[str, Any]:
-    """Returns a folder's texts in markdown, its pictures (name and data URL) and its provenance;
-    for a run also those of its report. Tables in csv files are shown where there is no text."""
+def section_of(folder: Path) -> dict[str, Any]:
+    """Returns the texts in markdown of a folder and of the report in it, pictures (name and data
+    URL), and the provenance."""
     texts, pictures = [], []
-    places = [folder, folder / "report"] if is_run(folder) else [folder]
-    files = [path for place in places for path in sorted(place.glob("[!.]*")) if path.is_file()]
-    suffixes = {path.suffix for path in files}
-    for path in files:
-        with listing(path, faults):
-            if path.suffix == ".md" and path.stem != "README":
-                text = path.read_text(encoding="utf-8", errors="replace")
-                texts.append(re.sub("^# ", "### ", text))
-            elif path.suffix == ".csv":
-                table = table_of(path)
-                texts += [] if ".md" in suffixes else [table]
-            elif path.suffix == ".png":
-                pictures.append((path.name, embedded(path)))
-    if any(folder.glob("shard-*-of-*")):
-        with listing(folder, faults):
-            join(folder)  # raises Incomplete
-    if ".log" in suffixes and not texts:
-        why = "only what runs printed: the sweep was not finished, or has failed"
-        faults.append(Fault(folder, "unfinished", why))
+    for path in (*sorted(folder.glob("[!.]*")), *sorted(folder.glob("report/[!.]*"))):
+        if path.suffix == ".md" and path.stem != "README":
+            texts.append(re.sub("^# ", "### ", path.read_text(encoding="utf-8", errors="replace")))
+        elif path.suffix == ".png":
+            content = base64.b64encode(path.read_bytes()).decode()
+            pictures.append((path.name, f"data:image/png;base64,{content}"))
     origin = "\n\n".join(
         "\n".join(f"{key}: {value}" for key, value in process.items())
         for process in provenance.read(folder)
@@ -223,46 +106,9 @@ def section_of(folder: Path, faults: list[Fault]) -> dict[str, Any]:
     return {"folder": folder, "texts": texts, "pictures": pictures, "origin": origin}
 
 
-def embedded(path: Path) -> str:
-    """Returns a PNG file as a data URL. Raises a ValueError if it is not complete."""
-    content = path.read_bytes()
-    if not (content.startswith(BEGIN) and content.endswith(END)):
-        raise ValueError(f"{path} is not a complete PNG file: draw it again")
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
 def printable(text: str) -> str:
     """Escapes control characters, which generated text may contain."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-
-
-def table_of(path: Path) -> str:
-    """Returns the first rows of a csv file. Raises a ValueError if it is damaged, or has none."""
-    text = path.read_text(encoding="utf-8")
-    if not text.endswith("\n"):
-        raise ValueError(f"{path} ends in the middle of a line: create it again")
-    head, *rows = csv.reader(text.splitlines(keepends=True))
-    if not rows or any(len(row) != len(head) for row in rows):
-        raise ValueError(f"{path} has no rows, or incomplete ones: create it again")
-    shown = records(dict(zip(head, row, strict=True)) for row in rows[:MOST])
-    rest = f"\n\nThe first {MOST} of {len(rows):,} rows." * (len(rows) > MOST)
-    return f"### {path.name}\n\n{shown}{rest}"
-
-
-def records(rows: Iterable[dict[str, Any]]) -> str:
-    """Returns a table with a column for every key; integers in groups of three, floats with at
-    least four digits."""
-    rows = list(rows)
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-
-    def cell(value: Any) -> str:
-        if isinstance(value, float):
-            value = f"{value:,.1f}" if abs(value) >= 1000 else f"{value:#.4g}"
-        elif isinstance(value, int) and not isinstance(value, bool):
-            value = f"{value:,}"
-        return " ".join(str(value).split()).replace("|", r"\|")
-
-    return markdown_table([keys, *([cell(row.get(key, "")) for key in keys] for row in rows)])
 
 
 @expected_errors()

@@ -69,13 +69,15 @@ class Comparison:
         each = (groups.get(label, []) for label in self.labels for groups in self.groups.values())
         return list({id(run): run for runs in each for run in runs}.values())
 
-    def find(self, name: str) -> str | None:
-        """Returns a label by itself or by the folder of one of its runs; None if there is none."""
+    def find(self, baseline: str) -> str:
+        """Returns a label by itself or by the folder of one of its runs; raises a ValueError if
+        there is none."""
         for groups in self.groups.values():
             for label, runs in groups.items():
-                if name == label or Path(name) in [run.folder for run in runs]:
+                if baseline == label or Path(baseline) in [run.folder for run in runs]:
                     return label
-        return None
+        labels = ", ".join(self.labels)
+        raise ValueError(f"--baseline {baseline!r} is not a row; choose one of {labels}")
 
 
 def read(
@@ -105,21 +107,14 @@ def read(
     rows = {kind: _rows_of(kind, each) for kind, each in groups.items()}
     labels = _ranked(groups, rows)
     for kind, table in rows.items():
-        places = table["row"].map(labels.index)
-        rows[kind] = table.loc[places.sort_values(kind="stable").index]
+        rows[kind] = table.sort_values("row", key=lambda row: row.map(labels.index), kind="stable")
     return Comparison(groups, missing, labels, rows)
 
 
 def load(folders: Sequence[str | Path], **chosen: Any) -> pd.DataFrame:
     """Returns the rows of runs or saved results in one table: row (the label), run, encoding,
-    settings (their hash), seed, evaluation, measure, conditions, value, n and unit.
-
-    Args:
-        chosen: `name`, `across`, `only` and `within` of `read`.
-
-    Raises:
-        ValueError: if a run cannot be read, or runs cannot be compared.
-    """
+    settings (their hash), seed, evaluation, measure, conditions, value, n and unit. `chosen` and
+    errors are those of `read`; all runs must be readable."""
     found = read([Path(folder) for folder in folders], **chosen)
     if found.missing:
         raise ValueError("; ".join(found.missing.values()))
@@ -212,11 +207,6 @@ def check_given(
         }
 
     several = _matches(WEIGHTS, within)
-    if len(bases) > 1 and not several:
-        raise ValueError(
-            f"{bases[0].folder} and {bases[1].folder} are both models without adaptation: give "
-            "only one of them"
-        )
     for group in (methods or runs, bases):
         peers: dict[int, Run] = {}
         for run in group:
@@ -253,11 +243,8 @@ def by_settings(
 
 
 def grouped(runs: Sequence[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
-    """Returns labels and runs with the same settings but those `within`, in the order of seeds.
-
-    Raises:
-        ValueError: if two runs of a label have one seed.
-    """
+    """Returns labels and runs with the same settings but those `within`, in the order of seeds;
+    raises a ValueError if two runs of a label have one seed."""
     groups = by_settings(runs, within)
     for _, group in groups:
         group.sort(key=lambda run: run.seed)
@@ -309,7 +296,7 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
     `width`, if nothing else is; a sampler with arguments is `sampler=subset`."""
     sampler = "position.sampler"
     groups = [
-        {**({sampler: each[f"{sampler}.name"]} if f"{sampler}.name" in each else {}), **each}
+        {sampler: each[f"{sampler}.name"]} | each if f"{sampler}.name" in each else each
         for each in groups
     ]
     known = {"seed", "name"}.union(*groups)
@@ -332,10 +319,8 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
             if 2 * peers.count(settings.get(name)) <= len(peers):
                 label += f" {name}={settings.get(name)}"
         labels.append(label + _named(settings))
-    alike = {
-        label: [s for x, s in zip(labels, groups, strict=True) if x == label] for label in labels
-    }
-    return [
-        label + _differing(settings, alike[label], short.values())
-        for label, settings in zip(labels, groups, strict=True)
-    ]
+    found = []
+    for label, settings in zip(labels, groups, strict=True):
+        alike = [other for other, x in zip(groups, labels, strict=True) if x == label]
+        found.append(label + _differing(settings, alike, short.values()))
+    return found

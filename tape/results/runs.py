@@ -86,20 +86,14 @@ def view_of(evaluation: str) -> View:
 
 
 def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
-    """Returns the seed of a finished run and its other settings.
-
-    Raises:
-        ValueError: if it did not finish, or its settings are incomplete.
-    """
+    """Returns the seed of a run and its other settings; raises a ValueError if it did not finish
+    or its settings are incomplete."""
     settings = influential(read_configuration(folder, TRAINED))
-    kinds = {"seed": int, "trainer.seed": int, "position.name": str, "length": int}
-    if wrong := [key for key in kinds if not isinstance(settings.get(key), kinds[key])]:
-        raise ValueError(f"{folder / TRAINED} has no {', '.join(wrong)}: train again")
     with reading(folder / TRAINED):
+        seed = settings.pop("seed")
+        if settings["trainer.seed"] == seed:
+            del settings["trainer.seed"]
         check_name("position.name", settings["position.name"])
-    seed = settings.pop("seed")
-    if settings["trainer.seed"] == seed:
-        del settings["trainer.seed"]
     return seed, settings
 
 
@@ -173,16 +167,17 @@ def read_run(folder: Path, name: str | None) -> Run:
 def ngram_rows(folder: Path) -> list[dict[str, Any]]:
     """The losses of the n-gram models in the report of a run as rows; none without them."""
     path = folder / "report" / "report.json"
-    if not path.is_file():
-        return []
-    report = read_object(path)
+    report = read_object(path) if path.is_file() else {}
     with reading(path):
-        losses = {
-            f"{each['model']} loss": math.log(each["perplexity"])
-            for each in report.get("ngrams", {"models": []})["models"]
-        }
-        about = {"n": report["scored_tokens"], "unit": "nats"} if losses else {}
-        return [{"measure": name, "value": loss, **about} for name, loss in losses.items()]
+        return [
+            {
+                "measure": f"{each['model']} loss",
+                "value": math.log(each["perplexity"]),
+                "n": report["scored_tokens"],
+                "unit": "nats",
+            }
+            for each in report.get("ngrams", {}).get("models", [])
+        ]
 
 
 def is_saved(folder: Path) -> bool:
@@ -208,11 +203,10 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     table[whole] = table[whole].convert_dtypes()
     write_text(folder / RESULTS, table.to_csv(index=False, lineterminator="\n"))
     items = [{(key, _json(value)) for key, value in run.settings.items()} for run in runs]
-    shared = {key for key, _ in set.intersection(*items)}
-    common = {key: value for key, value in runs[0].settings.items() if key in shared}
+    common = {key: json.loads(value) for key, value in set.intersection(*items)}
     lines = []
     for run, name in zip(runs, _names(runs), strict=True):
-        own = {key: value for key, value in run.settings.items() if key not in shared}
+        own = {key: value for key, value in run.settings.items() if key not in common}
         described = _json({"seed": run.seed, "settings": own, "asked": run.asked})
         lines.append(f"  {json.dumps(name)}: {described}")
     each = ",\n".join(lines)
@@ -222,12 +216,9 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """The folders' names; as much of their paths as it takes to tell them apart."""
-    names: list[str] = []
-    for depth in range(1, max(len(run.folder.parts) for run in runs) + 1):
-        names = ["/".join(run.folder.parts[-depth:]) for run in runs]
-        if len(set(names)) == len(runs):
-            break
-    return names
+    depths = range(1, 1 + max(len(run.folder.parts) for run in runs))
+    named = (["/".join(run.folder.parts[-depth:]) for run in runs] for depth in depths)
+    return next(names for names in named if len({*names}) == len(runs))
 
 
 def _json(value: Any) -> str:
@@ -235,11 +226,7 @@ def _json(value: Any) -> str:
 
 
 def read_saved(folder: Path) -> list[Run]:
-    """Reads what `write_runs` wrote.
-
-    Raises:
-        ValueError: if a file is damaged or they do not belong together.
-    """
+    """Reads what `write_runs` wrote; raises a ValueError if it is damaged."""
     content, path = read_object(folder / SETTINGS), folder / RESULTS
     with reading(folder / SETTINGS):
         runs = {
@@ -251,37 +238,27 @@ def read_saved(folder: Path) -> list[Run]:
     with reading(path):
         text = dict.fromkeys((*ABOUT, "unit"), str) | {"seed": int}
         table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
-        if lost := sorted({*ABOUT, *FOUND} - {*table}):
-            raise ValueError(f"the columns {', '.join(lost)} are missing")
         groups = dict(iter(table.astype({"value": float, "n": float}).groupby("run")))
-        if unknown := sorted(groups.keys() ^ runs.keys()):
-            raise ValueError(f"the run {unknown[0]} is not in both {RESULTS} and {SETTINGS}")
+        if groups.keys() != runs.keys():
+            raise ValueError(f"its runs are not those of {SETTINGS}")
         own = ["encoding", "settings", "seed"]
         for name, run in runs.items():
-            about = groups[name][own].drop_duplicates().itertuples(index=False, name=None)
-            if {*about} != {(run.encoding, run.digest, run.seed)}:
+            about = groups[name][own].drop_duplicates().to_numpy().tolist()
+            if about != [[run.encoding, run.digest, run.seed]]:
                 raise ValueError(f"its rows of {name} are of other settings than {SETTINGS} has")
-        return [
-            replace(run, rows=groups[name].drop(columns=["run", *own]))
-            for name, run in runs.items()
-        ]
+            runs[name] = replace(run, rows=groups[name].drop(columns=["run", *own]))
+        return [*runs.values()]
 
 
 def read_all(
     folders: Sequence[Path], name: str | None, read: Callable[[Path, str], Run] = read_run
 ) -> tuple[list[Run], dict[Path, str]]:
-    """Reads runs and saved results.
+    """Returns runs, and by folder why others could not be read; raises a ValueError if none can be.
 
     Args:
         folders: of runs, of one evaluation of a run each, or of saved results.
         name: the folder of the runs' evaluation; None for that of `shared_name`.
         read: of a run and that name.
-
-    Returns:
-        The runs, and by folder why others could not be read.
-
-    Raises:
-        ValueError: if none can be read.
     """
     if name is None:
         name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])

@@ -1,8 +1,7 @@
-"""A comparison as tables: markdown and LaTeX."""
+"""A comparison as tables of markdown."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -28,9 +27,6 @@ NO_GAIN = f"""\
 No context gain: it needs a trained length of at least 16 tokens, and {MIN_WINDOWS} windows that
 score both its beginning and its last half (--convention paper or disjoint, and enough text)."""
 NOT_COMPARED = "No differences to {}: they need two rows with two seeds in common."
-# What pandas does not escape.
-LATEX = {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"}
-LATEX |= {"Δ": r"$\Delta$"}
 Cells = list[list[str]]
 
 
@@ -112,16 +108,3 @@ def _own_rates(found: Comparison) -> str:
     if len({*first.values()}) == 1 or not unnamed:
         return ""
     return f"\nLearning rates: {', '.join(unnamed)}."
-
-
-def latex(tables: Sequence[Cells]) -> str:
-    """Returns a tabular with the rules of booktabs for each table, in ASCII; a character without a
-    command is its code point, as in U+00F6."""
-    texts = []
-    for head, *lines in tables:
-        table = pd.DataFrame(lines, columns=head).map(
-            lambda cell: re.sub(r"[^ -~±Δ]", lambda found: f"U+{ord(found[0]):04X}", cell)
-        )
-        alignment = "l" + "r" * (len(head) - 1)
-        texts.append(table.to_latex(index=False, escape=True, column_format=alignment))
-    return "\n".join(texts).translate(str.maketrans(LATEX)).rstrip("\n")
