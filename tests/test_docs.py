@@ -194,8 +194,8 @@ TABLES = [
     ("checkpoints", "replication", {}, None),
     ("interventions_addition", "replication", {}, "tape"),
     ("interventions_keys", "replication", {"within": ["base_*", "tokenizer"]}, "adape"),
-    ("encodings", "pretraining", {}, "rope"),
-    ("bigrams", "pretraining", {}, "tape"),
+    ("encodings", "text", {}, "rope"),
+    ("bigrams", "text", {}, "tape"),
     *(
         ("ablations", "replication", {"only": [f"ablation_{row}_?" for row in rows]}, FULL)
         for rows in ABLATIONS.tables.values()
@@ -246,8 +246,8 @@ def test_the_suite_is_that_of_the_results(results, page, contrasts, tmp_path):
 
 
 def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
-    page = ROOT / "docs" / "pretraining.md"
-    code = blocks(page, "python")[-1]
+    page = ROOT / "docs" / "text.md"
+    (code,) = blocks(page, "python")
     exec(compile(code, page.name, "exec"), {})
     assert capsys.readouterr().out.strip() in page.read_text()
 
