@@ -89,8 +89,8 @@ def test_what_cannot_be_chosen_from_is_refused(encoding, changes, message, runs,
 @pytest.mark.parametrize(
     ("results", "count", "chosen", "page"),
     [
-        ("rates", 33, "text", "pretraining"),
-        ("bigrams_rates", 15, "bigrams", "pretraining"),
+        ("rates", 33, "text", "text"),
+        ("bigrams_rates", 15, "bigrams", "text"),
         ("rates_copy", 27, "copy", "suite"),
         ("rates_counting", 24, "counting", "suite"),
         ("rates_bases", 14, "bases", "context_extension"),

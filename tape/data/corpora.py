@@ -262,7 +262,7 @@ class BigramCorpus(Corpus):
     """Documents whose statistics are their own, the same on every machine: each is a Markov chain
     over 16 letters with a random transition table. Nothing about a letter is known except from
     earlier letters of its document, and a longer context is worth more at any length.
-    docs/pretraining.md has the lowest loss that a model can reach.
+    docs/text.md has the lowest loss that a model can reach.
     """
 
     SYMBOLS = 16
