@@ -79,48 +79,34 @@ def table(
 
 
 def differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Compares rows with one of them by seed, in a randomized block design.
-
-    The model is value = row + seed + error, with errors of one variance in all rows, fitted by
-    least squares. For two rows with the same seeds it is the paired t-test.
+    """Compares rows with one of them, paired by seed.
 
     Returns:
-        Columns mean, half_width (of its interval), p (of the t-test, corrected for the number of
-        rows), detectable (the smallest difference that the test detects with a power of 80 %);
-        of the pairs without the other rows, pairs_half_width (Student) and exact_p (of flipping
-        signs, uncorrected; at least 2 / 2 ** n for n pairs), NaN for fewer than two. Left out are
-        the baseline, rows whose values are not all finite, and those that no seed connects with
-        the baseline; all rows if no error can be estimated.
+        Columns mean, half_width (of its interval, Student), n (pairs), p (of the paired t-test,
+        corrected for the number of rows), exact_p (of flipping signs, uncorrected; at least
+        2 / 2 ** n) and detectable (the smallest difference that the t-test detects with a power of
+        80 %). Left out are the baseline, rows whose values are not all finite, and those with fewer
+        than two pairs.
     """
     values = per_seed(rows)
     values = values.groupby(level="row", sort=False).filter(lambda each: np.isfinite(each).all())
     names = values.index.unique("row")
-    table = pd.get_dummies(values.index.to_frame().astype(str), dtype=float)
-    design, given = table.to_numpy(), values.to_numpy()
-    free = len(values) - int(np.linalg.matrix_rank(design)) if len(values) else 0
     lines: dict[str, dict[str, float]] = {}
-    if baseline in names and free:
-        inverse = np.linalg.pinv(design)
-        error = float(np.sum((given - design @ inverse @ given) ** 2) / free) ** 0.5
-        rounding = 1e-12 * float(np.abs(given).max())
-        for name in names.drop(baseline):
-            contrast = 1.0 * (table.columns == f"row_{name}") - (table.columns == f"row_{baseline}")
-            weights = contrast @ inverse  # of the values
-            if not np.allclose(weights @ design, contrast):
-                continue
-            middle = float(weights @ given)
-            deviation = error * float(weights @ weights) ** 0.5 if error > rounding else 0.0
-            p = 2 * t.sf(abs(middle) / deviation, free) if deviation else abs(middle) <= rounding
-            pairs = (values[name] - values[baseline]).dropna()
-            lines[name] = {
-                "mean": middle,
-                "half_width": float(t.ppf((1 + CONFIDENCE) / 2, free)) * deviation,
-                "p": float(p),
-                "detectable": smallest_detectable(deviation, free),
-                "pairs_half_width": student(pairs) if len(pairs) > 1 else math.nan,
-                "exact_p": sign_flip_p(pairs) if len(pairs) > 1 else math.nan,
-            }
-    columns = ["mean", "half_width", "p", "detectable", "pairs_half_width", "exact_p"]
+    for name in names.drop(baseline) if baseline in names else ():
+        pairs = (values[name] - values[baseline]).dropna()
+        if len(pairs) < 2:
+            continue
+        middle, error = mean(pairs), stdev(pairs) / len(pairs) ** 0.5
+        free = len(pairs) - 1
+        lines[name] = {
+            "mean": middle,
+            "half_width": student(pairs),
+            "n": len(pairs),
+            "p": 2 * float(t.sf(abs(middle) / error, free)) if error else float(middle == 0),
+            "exact_p": sign_flip_p(pairs),
+            "detectable": smallest_detectable(error, free),
+        }
+    columns = ["mean", "half_width", "n", "p", "exact_p", "detectable"]
     found = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
     return found.assign(p=holm([*found["p"]])).rename_axis("row")
 

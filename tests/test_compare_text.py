@@ -54,7 +54,7 @@ def test_differences_are_those_of_the_statistics(runs):
     found = differences(rows, "rope").loc["tape"]
     assert cells(runs) == (
         f"| tape | loss, 32 | {found['mean']:+.4f} ± {found.half_width:.4f} "
-        f"| ± {found.pairs_half_width:.4f} | {found.p:.2g} | 0.25 | {found.detectable:.2g} |"
+        f"| 3 | {found.p:.2g} | 0.25 | {found.detectable:.2g} |"
     )
     pairs = [runs[0], runs[2], runs[3], runs[5]]
     assert f"{(1.1 - 4.0 + 1.1 - 4.1) / 2:+.4f} ±" in cells(pairs)

@@ -18,11 +18,9 @@ FEWER = """\
 (n = ...): the mean of fewer runs than the row has; the others have no value, as they did not reach
 the criterion of their training."""
 COMPARED = """\
-Δ is the difference to {}.
-Its 95 % interval, p (corrected for the number of rows, Holm) and the smallest detectable difference
-(power of 80 %) come from the model row + seed + error, with one error for all rows. For comparison:
-the half-width of the interval from the pairs alone (Student), and the exact p of flipping their
-signs (uncorrected)."""
+Δ is the difference to {}, mean and 95 % interval of the pairs of runs with the same seed; p is that
+of the t-test of the pairs, corrected for the number of rows (Holm), the exact p that of flipping
+their signs (uncorrected); the t-test detects what is in the last column with a power of 80 %."""
 NO_GAIN = f"""\
 No context gain: it needs a trained length of at least 16 tokens, and {MIN_WINDOWS} windows that
 score both its beginning and its last half (--convention paper or disjoint, and enough text)."""
@@ -46,7 +44,7 @@ def tables_of(found: Comparison, baseline: str | None = None) -> list[Cells]:
             for column in columns:
                 compared += _differences(column, rows, baseline) if column.compared else []
     if compared:
-        head = [kind_of(found.runs), "in", "Δ", "pairs alone", "p", "exact p", "detectable"]
+        head = [kind_of(found.runs), "in", "Δ", "pairs", "p", "exact p", "detectable"]
         tables.append([head, *compared])
     return tables
 
@@ -67,12 +65,9 @@ def _results(found: Comparison, kind: str, columns: Sequence[Column]) -> Cells:
 def _differences(column: Column, rows: pd.DataFrame, baseline: str) -> Cells:
     lines = []
     for each in differences(column.of(rows), baseline).itertuples():
-        alone = ("-", "-")
-        if pd.notna(each.exact_p):
-            alone = f"± {each.pairs_half_width:.4f}", f"{each.exact_p:.2g}"
         line = [each.Index, f"{column.measure}, {column.compared}"]
-        line += [f"{each.mean:+.4f} ± {each.half_width:.4f}", alone[0], f"{each.p:.2g}", alone[1]]
-        lines.append([*line, f"{each.detectable:.2g}"])
+        line += [f"{each.mean:+.4f} ± {each.half_width:.4f}", f"{each.n:.0f}"]
+        lines.append([*line, *(f"{x:.2g}" for x in (each.p, each.exact_p, each.detectable))])
     return lines
 
 
