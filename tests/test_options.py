@@ -86,7 +86,7 @@ def test_wrong_options_are_refused():
         for position in ("stick_breaking", mixture):
             with pytest.raises(ValueError, match=f"{option} with position stick_breaking"):
                 make_config(position, **{option: True})
-    with pytest.raises(ValueError, match="shifted groups of 4 tokens with scalable_softmax"):
+    with pytest.raises(ValueError, match="training in groups of 4 tokens with scalable_softmax"):
         make_model("rope", scalable_softmax=True).set_shifted_attention(4)
 
 

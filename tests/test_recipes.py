@@ -19,7 +19,8 @@ from tape.settings.groups import options
 from tape.training.arguments import check_training
 
 PRESETS = dict.fromkeys(("gemma", "rnope", "swan"), "mixed")
-PRESETS |= dict.fromkeys(("tape_subset", "tape_xavier"), "tape")
+TAPES = ("averages", "gains", "phases", "subset", "xavier")
+PRESETS |= dict.fromkeys([f"tape_{name}" for name in TAPES], "tape")
 
 
 def choices(group):

@@ -181,7 +181,7 @@ def test_no_two_rows_have_one_name(tmp_path):
     with pytest.raises(ValueError, match="are the same run, seed 0: give only one"):
         models([seeds[0], make_run(tmp_path / "copy", "rope", 0)])
     (seeds[0] / TRAINED).write_text("{}")
-    with pytest.raises(ValueError, match=r"trained\.json has no seed, trainer\.seed"):
+    with pytest.raises(ValueError, match=r"trained\.json is damaged \(KeyError: 'seed'\)"):
         models(seeds)
 
 
