@@ -10,7 +10,7 @@ from conftest import make_config, make_model, random_tokens
 from tape.analysis import cost
 from tape.analysis.cost import MEMORY, PAPER, SHAPE, configuration, cost_of, fake_model, main
 
-PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "cost" / "table.md"
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
