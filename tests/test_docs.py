@@ -192,10 +192,10 @@ TABLES = [
         "randpe",
     ),
     ("passkey", "retrieval.md", {}, None),
-    ("extension", "context_extension.md", {}, "adape"),
-    ("bases", "context_extension.md", {"within": BASES}, "adape"),
-    ("encodings", "text.md", {}, "rope"),
-    ("bigrams", "text.md", {}, "tape"),
+    ("extension", "results/extension/table.md", {}, "adape"),
+    ("bases", "results/bases/table.md", {"within": BASES}, "adape"),
+    ("encodings", "results/encodings/table.md", {}, "rope"),
+    ("bigrams", "results/bigrams/table.md", {}, "tape"),
     *(
         (name, f"results/{name}/table.md", chosen, baseline)
         for name, chosen, baseline in (
@@ -225,6 +225,24 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     assert markdown(found, row) in (ROOT / "docs" / page).read_text()
 
 
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        ("text", ("encodings", "bigrams")),
+        ("context_extension", ("extension", "bases")),
+        ("suite", ("suite",)),
+        ("retrieval", ("needle_long",)),
+    ],
+)
+def test_pages_show_parts_of_the_tables(page, shown):
+    """Every line of a table on the page is one of a whole table."""
+    tables = [(RESULTS / name / "table.md").read_text().splitlines() for name in shown]
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for head in {lines[2] for lines in tables}:
+        block = text[text.index(head) :].partition("\n\n")[0].splitlines()
+        assert any({*block} <= {*lines} for lines in tables) and len(block) > 4
+
+
 def test_rows_in_a_notebook_are_those_of_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "output").mkdir()
@@ -248,15 +266,15 @@ NEEDLE = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
 
 
 @pytest.mark.parametrize(
-    ("results", "page", "contrasts"),
+    ("results", "contrasts"),
     [
-        ("suite", "suite", OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts),
-        ("needle_long", "retrieval", NEEDLE),
+        ("suite", OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts),
+        ("needle_long", NEEDLE),
     ],
 )
-def test_the_suite_is_that_of_the_results(results, page, contrasts, tmp_path):
+def test_the_suite_is_that_of_the_results(results, contrasts, tmp_path):
     text, missing = suite([RESULTS / results], tmp_path, shlex.split(contrasts))
-    assert not missing and text in (ROOT / "docs" / f"{page}.md").read_text()
+    assert not missing and text in (RESULTS / results / "table.md").read_text()
 
 
 def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
