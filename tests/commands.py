@@ -29,7 +29,6 @@ class Outcome:
 
     @property
     def lines(self) -> list[str]:
-        """The lines on stderr."""
         return self.err.strip().splitlines()
 
 
@@ -39,9 +38,7 @@ def run_command(*words: str, folder: Path) -> Outcome:
     status 1."""
     words = [str(word) for word in words]
     module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
-    file = next(
-        place / words[0] for place in (folder, ROOT) if module or (place / words[0]).is_file()
-    )
+    file = (folder if (folder / words[0]).is_file() else ROOT) / words[0]
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
         _process_state(folder),
@@ -74,18 +71,17 @@ def run_command(*words: str, folder: Path) -> Outcome:
 @contextlib.contextmanager
 def _process_state(folder: Path) -> Iterator[None]:
     """Restores what a command may change in its process."""
-    arguments, variables, here = sys.argv, dict(os.environ), os.getcwd()
-    path = sys.path[:]
     random = torch.get_rng_state()
-    os.chdir(folder)
     try:
-        with unchanged_logging():
+        with (
+            unchanged_logging(),
+            contextlib.chdir(folder),
+            mock.patch.dict(os.environ),
+            mock.patch.object(sys, "argv"),
+            mock.patch.object(sys, "path", sys.path[:]),
+        ):
             yield
     finally:
-        os.chdir(here)
-        sys.argv, sys.path[:] = arguments, path
-        os.environ.clear()
-        os.environ.update(variables)
         torch.set_rng_state(random)
 
 

@@ -46,8 +46,7 @@ PLACEHOLDERS = {
 
 
 def lines_of(block: str) -> list[str]:
-    """The commands of a block: a line each, but for those that go on behind a backslash or up to
-    `done`."""
+    """The commands of a block; some go on behind a backslash or up to `done`."""
     found, open_loops = [""], 0
     for line in block.replace("\\\n", " ").splitlines():
         line = re.sub(r"(^|\s)#.*", "", line).rstrip()
@@ -59,7 +58,7 @@ def lines_of(block: str) -> list[str]:
 
 
 def commands_of(page: str) -> list[str]:
-    """Those of its bash and console blocks, of its indented blocks, and between backticks."""
+    """Those in bash and console blocks, in indented blocks, and between backticks."""
     found = []
 
     def fenced(match: re.Match) -> str:
@@ -79,8 +78,6 @@ def commands_of(page: str) -> list[str]:
 
 COMMANDS = list(dict.fromkeys(code for page in PAGES for code in commands_of(page.read_text())))
 
-
-# ---- the folder that the documents assume
 
 RECORDER = """#!/bin/sh
 case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
@@ -120,27 +117,15 @@ def project(tmp_path_factory):
     return folder
 
 
-# ---- what is called
-
-
 def called_by(command: str, project: Path) -> list[list[str]]:
     """The programs that bash calls for a command, with their arguments."""
     calls = project / "calls"
     calls.write_text("")
-    done = subprocess.run(
-        ["bash", "-c", f"set -e; shopt -s failglob\n{command}"],
-        cwd=project,
-        env={
-            **os.environ,
-            "PATH": f"{project / 'venv' / 'bin'}:{os.environ['PATH']}",
-            "VIRTUAL_ENV": str(project / "venv"),
-            "PYTHON": sys.executable,
-            "CALLS": str(calls),
-            **{"SEEDS": "0", "TASKS": "copy parity"},
-        },
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"SEEDS": "0", "TASKS": "copy parity"}
+    environment |= {"PATH": f"{project}/venv/bin:{os.environ['PATH']}", "CALLS": str(calls)}
+    environment |= {"VIRTUAL_ENV": f"{project}/venv", "PYTHON": sys.executable}
+    words = ["bash", "-c", f"set -e; shopt -s failglob\n{command}"]
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     words = iter(calls.read_text().split("\0")[:-1])
     return [list(itertools.islice(words, int(count))) for count in words]
@@ -156,30 +141,22 @@ def check_variables(command: str) -> None:
             assert re.search(rf"\$\{{?{name}\b|\b{name}:-", SCRIPTS), f"no script reads {name}"
 
 
-# ---- what it is called with
-
-
-FILES = {  # of the commands that one starts as files
-    "tape.commands.train": "train.py",
-    "tape.commands.sweep": "sweep.py",
-    "scrolls.score": "eval_scrolls.py",
-}
+FILES = {"tape.commands.train": "train.py", "tape.commands.sweep": "sweep.py"}
 
 
 def check_call(program: str, words: list[str], project: Path) -> None:
     """One call, by the parser of its program."""
     if program == "hf":
         return
+    launchers = {"accelerate": launch_command_parser, "torchrun": get_args_parser}
+    if words[0] == "script/torchrun.py":
+        program, words = "torchrun", words[1:]
+    if program in launchers:
+        found = launchers[program]().parse_args(words[program == "accelerate" :])
+        words = [found.training_script, *found.training_script_args]
     if program == "tape":
-        name, *given = words
-        check_ours(["-m", cli.TARGETS[name], *given], project)
-    elif program == "accelerate":
-        found = launch_command_parser().parse_args(words[1:])
-        check_ours([found.training_script, *found.training_script_args], project)
-    elif program == "torchrun" or words[0] == "script/torchrun.py":
-        found = get_args_parser().parse_args(words if program == "torchrun" else words[1:])
-        check_ours([found.training_script, *found.training_script_args], project)
-    elif words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
+        words = ["-m", cli.TARGETS[words[0]], *words[1:]]
+    if words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
         assert importlib.util.find_spec(words[1]), words
     else:
         check_ours(words, project)
@@ -207,13 +184,11 @@ def check_arguments(words: tuple[str, ...]) -> None:
     if words[0] == "train.py" and not {"--help", "-h"} & {*words}:
         # Of a Hydra multirun each, but not what sets up Hydra itself.
         settings = [word for word in words[1:] if not re.search("^-|hydra", word)]
-        choices = [
-            [f"{word.partition('=')[0]}={value}" for value in word.partition("=")[2].split(",")]
-            if "-m" in words
-            else [word]
-            for word in settings
-        ]
-        for each in itertools.product(*choices):
+        several = ([word] for word in settings)
+        if "-m" in words:
+            pairs = (word.split("=") for word in settings)
+            several = ([f"{key}={value}" for value in values.split(",")] for key, values in pairs)
+        for each in itertools.product(*several):
             compose_run([*each])
         return
     parse = argparse.ArgumentParser.parse_args
@@ -230,12 +205,6 @@ def check_arguments(words: tuple[str, ...]) -> None:
     assert outcome.status == 0, outcome.err
 
 
-def taken(command: str) -> str:
-    for shown, by_us in PLACEHOLDERS.items():
-        command = command.replace(shown, by_us)
-    return command
-
-
 # To compose each takes time. Those of the front page are always checked.
 MANY_RUNS = re.compile(r"sweep=|compare\.sh|suite\.sh|gpu/all\.sh|train\.py -m ")
 FRONT_PAGE = commands_of((ROOT / "README.md").read_text())
@@ -244,18 +213,14 @@ SLOW = {each for each in COMMANDS if MANY_RUNS.search(each)} - {*FRONT_PAGE}
 
 @pytest.mark.parametrize(
     "command",
-    [
-        pytest.param(
-            command,
-            id=" ".join(command.split()),
-            marks=pytest.mark.slow if command in SLOW else (),
-        )
-        for command in COMMANDS
-    ],
+    [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in COMMANDS],
+    ids=lambda command: " ".join(command.split()),
 )
 def test_a_documented_command_has_these_arguments(command, project):
     check_variables(command)
-    calls = called_by(taken(command), project)
+    for shown, taken in PLACEHOLDERS.items():
+        command = command.replace(shown, taken)
+    calls = called_by(command, project)
     assert calls
     for program, *words in calls:
         check_call(program, words, project)

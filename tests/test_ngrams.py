@@ -21,7 +21,6 @@ def count(blocks, k):
 
 
 def literal(blocks, gram, order, k=None):
-    """The definition, with dictionaries and fractions."""
     k = order if k is None else k
     if k == 0:
         return Fraction(1, V)
@@ -58,7 +57,7 @@ def test_the_report_counts_the_blocks_that_the_run_saw_and_scores_what_the_windo
     seen = order.seen(1000)
     drawn = [order[n]["input_ids"].tolist() for n in range(4)]
     assert sorted(seen.tolist()) == sorted(drawn)
-    assert order.seen(15).tolist() == sorted(drawn[:2], key=lambda row: seen.tolist().index(row))
+    assert order.seen(15).tolist() == sorted(drawn[:2], key=seen.tolist().index)
     assert len(TrainingOrder(TokenBlocks(stream, 7), 99, seed=0).seen(1000)) == 10
 
     windows = [Window(0, 3, 7), Window(20, 23, 27)]

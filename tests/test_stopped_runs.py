@@ -12,12 +12,10 @@ import pytest
 import torch
 from commands import ROOT
 from trained import assert_same_weights, checkpoint_names, losses, weights
-from transformers import TrainerCallback
 
 from tape.commands.train import STOPPED
 from tape.runs.metrics import read_metrics
-from tape.training.callbacks import NonFiniteLoss, StopAndNaNCallback, Stopped
-from tape.training.trainer import LanguageModelTrainer
+from tape.training.callbacks import Console, NonFiniteLoss, StopAndNaNCallback, Stopped
 
 KILLS = int(os.environ.get("KILLS", 1))
 TIMED = {"tokens_per_second", "peak_memory_gib", "eval_runtime"}
@@ -32,19 +30,15 @@ def rows_of(folder):
 @contextmanager
 def told_to_stop(step):
     """Runs get SIGTERM within a step."""
+    begin = Console.on_step_begin
 
-    class Terminate(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == step - 1:
-                signal.raise_signal(signal.SIGTERM)
+    def on_step_begin(self, args, state, control, **kwargs):
+        begin(self, args, state, control, **kwargs)
+        if state.global_step == step - 1:
+            signal.raise_signal(signal.SIGTERM)
 
-    def interrupted(self, *args, **kwargs):
-        self.add_callback(Terminate())
-        return train(self, *args, **kwargs)
-
-    train = LanguageModelTrainer.train
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LanguageModelTrainer, "train", interrupted)
+        patch.setattr(Console, "on_step_begin", on_step_begin)
         yield
 
 

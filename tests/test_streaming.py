@@ -7,7 +7,7 @@ import shutil
 import threading
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -56,7 +56,6 @@ def take(stream, count):
 
 
 def by_definition(corpus, tokenizer, seed, count):
-    """Document after document, block after block, window after window."""
     tokens, epoch = [], 0
     while len(tokens) < (count + WINDOW) * LENGTH:
         for shard in corpus.order(seed, epoch):
@@ -68,8 +67,8 @@ def by_definition(corpus, tokenizer, seed, count):
     blocks = [tokens[n : n + LENGTH] for n in range(0, len(tokens) - LENGTH + 1, LENGTH)]
     shuffled = []
     for window in range(count // WINDOW + 1):
-        for which in np.random.RandomState([seed, window]).permutation(WINDOW):
-            shuffled.append(blocks[window * WINDOW + which])
+        order = np.random.RandomState([seed, window]).permutation(WINDOW)
+        shuffled += [blocks[window * WINDOW + which] for which in order]
     return shuffled[:count], epoch
 
 
@@ -81,43 +80,37 @@ def expected(folder, tokenizer):
 
 
 def test_the_stream_is_what_it_is_defined_as(stream, expected):
+    before = {*threading.enumerate()}
     assert take(stream(), TAKEN) == expected
+    gc.collect()
+    new = {*threading.enumerate()} - before
+    assert not [thread for thread in new if thread.name.startswith("ThreadPoolExecutor")]
     first = next(iter(stream()))
-    assert first["labels"].tolist() == first["input_ids"].tolist()
+    assert torch.equal(first["labels"], first["input_ids"])
     assert first["input_ids"].dtype == torch.int64
 
 
-def test_any_place_is_found_with_and_without_the_index(stream, expected, tmp_path):
+def test_any_place_is_found_with_and_without_the_index(stream, expected):
     places = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 311, TAKEN - 1]
-    for start in reversed(places):  # the later ones first: nothing is known of what precedes them
+    for start in reversed(places):  # of what precedes the first one, nothing is known
         assert take(stream(start), TAKEN - start) == expected[start:]
     known = stream()
-    for start in range(0, TAKEN, 23):
-        known.seek(start)
-        assert take(known, 1) == expected[start : start + 1]
-    fresh = stream(200, cache=tmp_path / "fresh")
-    assert take(fresh, 1) == expected[200:201]
+    for known.start in range(0, TAKEN, 23):
+        assert take(known, 1) == expected[known.start : known.start + 1]
 
 
 def test_an_index_spares_tokenizing_what_precedes(stream, expected, monkeypatch):
-    seen = []
-    encode = streaming_module.encode
-
-    def listening(tokenizer, batch):
-        seen.append(batch[0])
-        return encode(tokenizer, batch)
-
-    monkeypatch.setattr(streaming_module, "encode", listening)
+    encode = mock.Mock(side_effect=streaming_module.encode)
+    monkeypatch.setattr(streaming_module, "encode", encode)
     monkeypatch.setattr(blocks_module, "DOCUMENTS_AT_ONCE", 4)
-    assert take(stream(WINDOW * 40), 1) == expected[WINDOW * 40 : WINDOW * 40 + 1]
-    assert {int(path.stem) for path in stream().folder.iterdir()} >= {*range(1, 41)}
     beginnings = set()
-    for window in range(0, 41, 4):
-        seen.clear()
+    for window in (40, *range(0, 40, 4)):
+        encode.reset_mock()
         assert take(stream(WINDOW * window), 1) == expected[WINDOW * window : WINDOW * window + 1]
-        assert len(seen) < 20
-        beginnings.add(seen[0])
+        assert window == 40 or encode.call_count < 20
+        beginnings.add(encode.call_args_list[0].args[1][0])
     assert len(beginnings) > 5
+    assert {int(path.stem) for path in stream().folder.iterdir()} >= {*range(1, 41)}
 
 
 def test_a_lost_index_is_made_again_and_a_damaged_one_is_named(stream, expected):
@@ -136,18 +129,8 @@ def test_a_lost_index_is_made_again_and_a_damaged_one_is_named(stream, expected)
         take(stream(TAKEN - 1), 1)
 
 
-def test_no_thread_is_left(stream, expected):
-    before = {*threading.enumerate()}
-    assert take(stream(), 30) == expected[:30]
-    gc.collect()
-    new = {*threading.enumerate()} - before
-    assert not [thread for thread in new if thread.name.startswith("ThreadPoolExecutor")]
-
-
 def test_a_url_streams_as_the_folder_does(stream, expected, folder):
-    files = fsspec.filesystem("memory")
-    for path in folder.iterdir():
-        files.pipe(f"/far/en/{path.name}", path.read_bytes())
+    fsspec.filesystem("memory").put(f"{folder}/", "/far/en/", recursive=True)
     far = stream(dir=None, root="memory://far/en")
     assert far.fingerprint == stream().fingerprint
     assert take(far, 50) == expected[:50]
@@ -157,7 +140,6 @@ def test_other_data_are_another_stream(stream, tokenizer, folder, tmp_path):
     streams = [stream(), stream(seed=4), stream(shards=2), stream(window=14)]
     streams.append(StreamedBlocks(streams[0].corpus, tokenizer, LENGTH + 1, tmp_path, 3))
     assert len({one.fingerprint for one in streams}) == 5
-    assert take(stream(seed=4), 20) != take(stream(), 20)
 
 
 def test_bad_streams_are_refused(stream, tmp_path, monkeypatch):
@@ -169,27 +151,18 @@ def test_bad_streams_are_refused(stream, tmp_path, monkeypatch):
     (bad / name_of("train", 1)).write_bytes(gzip.compress(lines))
     with pytest.raises(ValueError, match=r"c4-train\.00001\S+, line 301: not JSON"):
         take(stream(dir=bad), TAKEN)
-    monkeypatch.setattr(streaming_module, "get_worker_info", lambda: SimpleNamespace())
+    monkeypatch.setattr(streaming_module, "get_worker_info", mock.Mock())
     with pytest.raises(ValueError, match="read in the main process: use 0 workers"):
         next(iter(stream()))
 
 
-SETTINGS = (
-    "experiment=quick",
-    "data=c4",
-    "data.window=5",  # so that runs stop within a window, and steps lie across its border
-    "position.sampler=shift",  # so that a random state that is not restored shows
-    "trainer.gradient_accumulation_steps=2",
-    "trainer.per_device_train_batch_size=3",
-    "vocab_size=300",
-    "length=32",
-    "trainer.max_steps=8",
-    "trainer.lr_scheduler_type=constant",  # else fewer steps have another schedule
-    "trainer.warmup_steps=0",
-    "trainer.save_steps=4",
-    "trainer.eval_steps=2",
-    "trainer.logging_steps=1",
-)
+SETTINGS = ["experiment=quick", "data=c4", "vocab_size=300", "length=32", "trainer.max_steps=8"]
+SETTINGS += ["trainer.save_steps=4", "trainer.eval_steps=2", "trainer.logging_steps=1"]
+# Runs stop within a window, and steps lie across its border.
+SETTINGS += ["trainer.gradient_accumulation_steps=2", "trainer.per_device_train_batch_size=3"]
+SETTINGS += ["data.window=5", "position.sampler=shift"]  # shows a random state that is not restored
+# Otherwise fewer steps would have another schedule.
+SETTINGS += ["trainer.lr_scheduler_type=constant", "trainer.warmup_steps=0"]
 
 
 @pytest.fixture
@@ -202,11 +175,6 @@ def start(folder, tmp_path):
     return start
 
 
-def metrics(folder, *names):
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [(row["step"], name, row[name]) for row in rows for name in names if name in row]
-
-
 def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
     settings = ["trainer.lr_scheduler_type=cosine", "trainer.save_steps=3"]
     whole, killed = start(*settings, run="whole"), tmp_path / "killed"
@@ -216,8 +184,10 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
     (killed / "model.safetensors").unlink()
     start(*settings, run=killed.name)
     assert_same_weights(weights(whole), weights(killed))
-    names = ("loss", "eval_loss", "learning_rate", "epoch")
-    assert metrics(killed, *names) == metrics(whole, *names)
+    rows = [read_metrics(folder / "metrics.jsonl") for folder in (whole, killed)]
+    for name in ("loss", "eval_loss", "learning_rate", "epoch"):
+        one, other = ([(row["step"], row.get(name)) for row in each] for each in rows)
+        assert one == other
 
 
 def test_a_run_goes_on_with_the_same_data_alone(start):
@@ -233,6 +203,3 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
             start(change)
     with pytest.raises(ValueError, match="num_workers=1 with a streamed corpus: must"):
         start("trainer.dataloader_num_workers=1", run="several")
-    for setting in ("+trainer.auto_find_batch_size=true", "+trainer.accelerator_config={SPLIT}"):
-        with pytest.raises(ValueError, match="all steps must have one batch size"):
-            start(setting.replace("SPLIT", "split_batches:true"), run="elastic")

@@ -36,9 +36,7 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(tmp_path, text):
         done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
         table = (folder / "output" / "compare_e" / "table.md").read_text()
         assert "| alibi | 1 | " in table and table in done.stdout
-        found = [
-            path for end in ("model.safetensors", "perplexity.csv") for path in folder.rglob(end)
-        ]
+        found = [*folder.rglob("model.safetensors"), *folder.rglob("perplexity.csv")]
         results.append({path.relative_to(folder): path.read_bytes() for path in found})
     assert len(results[0]) >= 2 and results[0] == results[1]
     again = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout

@@ -3,6 +3,7 @@
 import re
 import shlex
 from functools import partial
+from itertools import product
 
 import pytest
 from commands import ROOT, run_command
@@ -15,7 +16,6 @@ SEVEN = "adape rope fire randrope nope alibi xpos"
 
 
 def commands(*words):
-    """The commands of a sweep, without `tape`."""
     outcome = run_command("sweep.py", "dry_run=true", *words, folder=ROOT)
     assert outcome.status == 0, outcome.err
     return [shlex.split(line)[1:] for line in outcome.out.splitlines()]
@@ -43,12 +43,9 @@ def test_values_and_seeds_are_combined():
     words += ["evaluate.perplexity.stride=${seed}"]
     found = commands(*words)
     runs = [command for command in found if command[0] == "train"]
-    names = [
-        f"rates_{position}_learning_rate_{rate}_{seed}"
-        for seed in (0, 7)
-        for position in ("tape", "rope")
-        for rate in ("0.001", "2e-05")
-    ]
+    each = product(("tape", "rope"), ("0.001", "2e-05"))
+    rows = [f"rates_{position}_learning_rate_{rate}" for position, rate in each]
+    names = [f"{row}_{seed}" for seed in (0, 7) for row in rows]
     assert [given(run, "name") for run in runs] == [[name] for name in names]
     settings = f"experiment=text length=64 data=text name={names[5]} output_dir=output/{names[5]} "
     settings += "seed=7 position=tape trainer.learning_rate=2e-05"
@@ -65,13 +62,10 @@ def test_values_and_seeds_are_combined():
 SMALL = {"ablation_architecture", "bigrams", "passkey", "suite_quick"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in SMALL else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(options("sweep"))
-    ],
-)
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(options("sweep") - SMALL)]
+
+
+@pytest.mark.parametrize("name", [*sorted(SMALL), *LARGE])
 def test_runs_of_a_sweep_compose(name):
     """Its evaluation and the comparison are commands of the project."""
     fewer = ["vary.data=parity"] if name == "suite" else []
@@ -88,7 +82,6 @@ sweep=passkey vary.position=[] | vary, seeds: name one value or more of each
 sweep=passkey vary.seed=[1,2] | seed= is set by the sweep; give name=
 sweep=passkey seeds=[0,x] | seeds='x' must be an integer in 0\.\.
 sweep=passkey jobs=0 | jobs=0 must be an integer >= 1
-sweep=passkey evaluation=[--out,x.csv] | out is set by the sweep
 sweep=passkey evaluation=['out=x.csv'] | out=x\.csv is set by the sweep
 sweep=passkey baseline=foo | unknown baseline 'foo'
 sweep=encodings vary.tokenizer=[a/b,a-b] | two runs have one folder
@@ -137,9 +130,6 @@ def test_the_models_of_each_seed_start_from_its_base():
     assert evaluated == [[folder] for folder in (*bases, *folders)]
 
 
-# ---- scripts
-
-
 def test_variables_of_the_comparison_on_text(run_script):
     runs = [run for run in run_script("compare.sh", "length=512") if run[0] == "train"]
     assert [given(run, "position")[0] for run in runs][:7] == SEVEN.split()
@@ -148,9 +138,8 @@ def test_variables_of_the_comparison_on_text(run_script):
     variables = {"TYPES": " rope\ntape ", "SEEDS": "3", "NAME": "e", "BASELINE": "tape width=64"}
     flags = {"EVALUATION": "--data text --files github/", "EXPERIMENT": "compare_quick"}
     found = run_script("compare.sh", **variables, **flags)
-    assert [run[1:3] for run in found[:3:2]] == [
-        ["experiment=compare_quick", f"name=e_{position}_3"] for position in ("rope", "tape")
-    ]
+    names = [["experiment=compare_quick", f"name=e_{row}_3"] for row in ("rope", "tape")]
+    assert [run[1:3] for run in found[:3:2]] == names
     assert found[1][-4:] == ["--data", "text", "--files", "github/"]
     assert given(found[1], "stride") == ["4096"]
     assert given(found[1], "lengths") == ["128", "256", "512"]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,18 +25,8 @@ from tape.files import new_folder, write_text
 
 
 @pytest.fixture
-def jsonl(tmp_path):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text(lines_of(DOCUMENTS))
-    return path
-
-
-@pytest.fixture
-def corpus(jsonl):
-    return TextCorpus(jsonl)
-
-
-# ---- tokenizers
+def corpus(tmp_path):
+    return TextCorpus(bad(tmp_path, "corpus.jsonl", lines_of(DOCUMENTS)))
 
 
 def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch):
@@ -69,9 +60,8 @@ def tokenizer_folder(corpus, vocab_size, cache):
 
 
 def one_line(folder, letters):
-    path = folder / "line.txt"
-    path.write_text(f"A{''.join(random.Random(0).choices(letters, k=5000))}")
-    return TextCorpus(path)
+    drawn = random.Random(0).choices(letters, k=5000)
+    return TextCorpus(bad(folder, "line.txt", "".join(["A", *drawn])))
 
 
 @pytest.mark.parametrize("letters", ["ACGT", "日本語中文", " \t"], ids=["dna", "chinese", "spaces"])
@@ -110,27 +100,23 @@ def test_tokenizers_are_what_they_always_were(corpus, tmp_path):
     assert again.to_str() == before.backend_tokenizer.to_str()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("tokenizer.json", '{"model": {"type": "BPE"}}'), ("tokenizer_config.json", "{}")],
-)
-def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, content):
+def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog):
     expected = train_tokenizer(corpus, 300, tmp_path)
-    (file,) = (tmp_path / "tokenizers").glob(f"*/{name}")
-    file.write_text(content)
-    again = train_tokenizer(corpus, 300, tmp_path)
-    assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
-    assert again.eos_token == expected.eos_token
-    assert f"{file.parent} is damaged" in caplog.text
+    damages = {"tokenizer.json": '{"model": {"type": "BPE"}}', "tokenizer_config.json": "{}"}
+    for name, content in damages.items():
+        (file,) = (tmp_path / "tokenizers").glob(f"*/{name}")
+        file.write_text(content)
+        again = train_tokenizer(corpus, 300, tmp_path)
+        assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+        assert again.eos_token == expected.eos_token
+        assert f"{file.parent} is damaged" in caplog.text
+        caplog.clear()
 
 
-def test_what_cannot_be_tokenized(tmp_path, jsonl):
-    corpus = TextCorpus(jsonl)
+def test_what_cannot_be_tokenized(tmp_path, corpus):
     with pytest.raises(ValueError, match="vocab_size=100 must be at least 258"):
         train_tokenizer(corpus, 100, tmp_path)
-    with pytest.raises(
-        ValueError, match=r"too small for vocab_size=9000: give vocab_size=\d+, all"
-    ):
+    with pytest.raises(ValueError, match=r"small for vocab_size=9000: give vocab_size=\d+, all"):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
     with pytest.raises(ValueError, match=r"neither a folder .* nor available from the hub"):
@@ -139,25 +125,19 @@ def test_what_cannot_be_tokenized(tmp_path, jsonl):
     with pytest.raises(ValueError, match=r"tokenizer\.json is damaged \(KeyError"):
         load_tokenizer(str(tmp_path / "damaged"))
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
-    lone = tmp_path / "lone.jsonl"  # one document, three times
-    lone.write_text(lines_of(["alone"] * 3))
-    with pytest.raises(
-        ValueError, match=r"split of text has no documents; give data\.validation=FILE or more doc"
-    ):
-        tokenize_corpus(TextCorpus(lone), "validation", tokenizer, tmp_path)
-    jsonl.write_text(jsonl.read_text() + "{broken\n")
+    lone = TextCorpus(bad(tmp_path, "lone.jsonl", lines_of(["alone"] * 3)))
+    with pytest.raises(ValueError, match=r"no documents; give data\.validation=FILE or more doc"):
+        tokenize_corpus(lone, "validation", tokenizer, tmp_path)
+    broken = TextCorpus(bad(tmp_path, "broken.jsonl", lines_of(DOCUMENTS) + "{broken\n"))
     with pytest.raises(ValueError, match="line 61: not JSON"):
-        tokenize_corpus(TextCorpus(jsonl), "train", tokenizer, tmp_path)
+        tokenize_corpus(broken, "train", tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())  # nothing half-written
 
 
-# ---- tokens and blocks
-
-
-def test_packing_loses_nothing(tmp_path, jsonl):
-    jsonl.write_text(lines_of([*DOCUMENTS, "a <|endoftext|> b"]))  # its name is text
+def test_packing_loses_nothing(tmp_path):
+    lines = lines_of([*DOCUMENTS, "a <|endoftext|> b"])  # the name of a token is text
     held_out = bad(tmp_path, "held.txt", "held out")
-    corpus = TextCorpus(jsonl, validation=held_out)
+    corpus = TextCorpus(bad(tmp_path, "a.jsonl", lines), validation=held_out)
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
     stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     joined = "".join(text + tokenizer.eos_token for text in corpus.documents("train"))
@@ -202,33 +182,28 @@ def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):
         tokenize_corpus(corpus, "train", train_tokenizer(corpus, 300, tmp_path), tmp_path)
 
 
-DAMAGES = {
-    "bytes": ("tokens.bin", lambda content: content[:-200]),
-    "token 65535": ("tokens.bin", lambda content: content[:-2] + b"\xff\xff"),
-    "a number": ("facts.json", lambda content: b"5"),
-    "a key": ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"')),
-    "dtype": ("facts.json", lambda content: content.replace(b"uint16", b"float9")),
-    "no tokens": ("tokens.bin", None),
-}
+DAMAGES = [
+    ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-200])),
+    ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-2] + b"\xff\xff")),
+    ("tokens.bin", Path.unlink),
+    ("facts.json", lambda path: path.write_text("5")),
+    ("facts.json", lambda path: path.write_text(path.read_text().replace('"bytes"', '"x"'))),
+    ("facts.json", lambda path: path.write_text(path.read_text().replace("uint16", "float9"))),
+]
 
 
-@pytest.mark.parametrize(("name", "change"), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change):
+def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog):
     tokenizer = train_tokenizer(corpus, 300, tmp_path)
     whole = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-    expected, (file,) = whole.tokens.tolist(), (tmp_path / "tokens").glob(f"*/{name}")
-    if change is None:
-        file.unlink()
-    else:
-        file.write_bytes(change(file.read_bytes()))
-    again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-    assert again.tokens.tolist() == expected
-    assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
-    assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
-    assert [path.name for path in file.parent.parent.iterdir()] == [whole.fingerprint]
-
-
-# ---- files
+    folder, expected = tmp_path / "tokens" / whole.fingerprint, whole.tokens.tolist()
+    for name, harm in DAMAGES:
+        harm(folder / name)
+        again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+        assert again.tokens.tolist() == expected
+        assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
+        assert f"{folder} is damaged" in caplog.text and "created again" in caplog.text
+        assert [*folder.parent.iterdir()] == [folder]
+        caplog.clear()
 
 
 def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):

@@ -2,13 +2,11 @@
 
 import json
 import re
-import resource
 import shutil
-import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from safetensors import SafetensorError
 from trained import assert_same_weights, checkpoint_names, locked, losses, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,16 +14,17 @@ from tape.runs.folder import last_complete, register_run, remove_old, unfinished
 from tape.runs.metrics import read_metrics
 
 
+def report_of(folder):
+    return json.loads((folder / "report" / "report.json").read_text())
+
+
 def test_a_run_ends_in_a_model_and_a_report(start, capsys):
     folder = start("position=tape")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     assert model.config.position["name"] == "tape"
-    assert model.config.eos_token_id == tokenizer.eos_token_id
-    assert not list(folder.glob("*.bin"))
-    assert model.config.use_cache  # off in training alone
-
-    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert model.config.eos_token_id == AutoTokenizer.from_pretrained(folder).eos_token_id
+    assert model.config.use_cache and not list(folder.glob("*.bin"))  # off in training alone
+    summary = report_of(folder)
     assert [row["times"] for row in summary["perplexity"]] == [1, 2, 4]
     assert all(1 < row["perplexity"] < 310 for row in summary["perplexity"])
     assert summary["parameters"] == model.num_parameters()
@@ -53,23 +52,18 @@ def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start):
     assert row["step"] == 2 and row["loss"] > 0
     text = (folder / "report" / "report.md").read_text()
     assert f", {row['tokens_per_second']:,.0f} tokens/s in training (median)" in text
-    assert json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"] > 0
+    assert report_of(folder)["peak_memory_gib"] > 0
 
 
 @pytest.mark.parametrize(
-    ("position", "workers", "optimizer"),
+    "settings",
     [
-        ("randpe", 1, "adamw"),
-        ("tape", 0, "muon"),
+        ["position=randpe", "trainer.dataloader_num_workers=1"],
+        ["position=tape", "optimizer=muon"],
     ],
 )
-def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers, optimizer):
-    settings = [
-        f"position={position}",
-        f"optimizer={optimizer}",
-        "trainer.logging_steps=3",  # the checkpoint lies between two log entries
-        f"trainer.dataloader_num_workers={workers}",
-    ]
+def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, settings):
+    settings = [*settings, "trainer.logging_steps=3"]  # between two log entries lies the checkpoint
     whole, killed = start(*settings, folder=tmp_path / "whole"), tmp_path / "killed"
     shutil.copytree(whole, killed)
     # As if killed while it saved step 6: the folder has not got its name yet.
@@ -95,29 +89,25 @@ def test_a_finished_run_only_reports_again(start):
         assert_same_weights(before, weights(folder))
         assert (folder / "metrics.jsonl").read_text() == metrics
         assert checkpoint_names(folder) == ["checkpoint-8"]
-        assert json.loads((folder / "report" / "report.json").read_text())["steps"] == 8
+        assert report_of(folder)["steps"] == 8
     with pytest.raises(ValueError, match=r"checkpoint-8 is beyond trainer\.max_steps=6"):
         start(*settings, "trainer.max_steps=6")
 
 
 def test_a_finished_run_may_go_on(start, finished):
     assert "use_cpu" not in json.loads((finished / "run.json").read_text())["trainer"]
-    memory = json.loads((finished / "report" / "report.json").read_text())["peak_memory_gib"]
+    memory = report_of(finished)["peak_memory_gib"]
     start("trainer.max_steps=12", "trainer.logging_steps=1", "trainer.use_cpu=true")
-    summary = json.loads((finished / "report" / "report.json").read_text())
+    summary = report_of(finished)
     assert summary["steps"] == 12 and summary["peak_memory_gib"] >= memory > 0
     assert [step for step, _ in losses(finished)] == [2, 4, 6, 8, 9, 10, 11, 12]
     assert checkpoint_names(finished) == ["checkpoint-12", "checkpoint-8"]
 
 
-def test_a_run_does_not_go_on_with_another_text(start, finished, text):
-    original = text.read_text()
-    try:
-        text.write_text(original.replace("sheep", "zebras"))
-        with pytest.raises(ValueError, match=r"another configuration:\n  tokens\.train: "):
-            start("trainer.max_steps=12")
-    finally:
-        text.write_text(original)
+def test_a_run_does_not_go_on_with_another_text(start, finished, text, tmp_path):
+    (other := tmp_path / "other.jsonl").write_text(text.read_text().replace("sheep", "zebras"))
+    with pytest.raises(ValueError, match=r"\n  data\.files: .*\n  tokens\.train: "):
+        start("trainer.max_steps=12", f"data.files={other}")
     assert checkpoint_names(finished) == ["checkpoint-4", "checkpoint-8"]
 
 
@@ -133,18 +123,11 @@ def test_failed_tries_do_not_block_the_folder(start, tmp_path, monkeypatch):
     start()
 
 
-def flip_a_byte(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 DAMAGE = [
     ("sha256.json", Path.unlink),
     ("sha256.json", lambda path: path.write_text("{")),
-    ("optimizer.pt", Path.unlink),
     ("optimizer.pt", lambda path: path.write_bytes(path.read_bytes()[:-1])),
-    ("model.safetensors", flip_a_byte),
+    ("model.safetensors", lambda path: path.write_bytes(b"x" + path.read_bytes()[1:])),
 ]
 
 
@@ -162,18 +145,11 @@ def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, quick_run, 
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start):
-    """Files may not grow beyond a limit here, as on a disk that is full."""
     folder = start("trainer.max_steps=4")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (folder / "checkpoint-4" / "optimizer.pt").stat().st_size
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, limits[1]))
-    try:
-        with pytest.raises((OSError, RuntimeError, SafetensorError)):
-            start()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
+    full = OSError("No space left on device")
+    with mock.patch("torch.save", side_effect=full), pytest.raises(OSError, match="No space"):
+        start()
+    assert (unfinished(folder) / "checkpoint-8" / "model.safetensors").exists()
     assert checkpoint_names(folder) == ["checkpoint-4"]
     assert verify_checkpoint(folder / "checkpoint-4") is None
     start()
@@ -193,23 +169,20 @@ def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(
 
 
 def test_a_longer_schedule_is_followed_from_its_first_step(start, quick_run):
-    def rates(folder):
-        rows = read_metrics(folder / "metrics.jsonl")
-        return {row["step"]: row["learning_rate"] for row in rows if "learning_rate" in row}
-
     start("trainer.max_steps=4")
-    raised = start()
-    assert rates(raised)[6] == rates(quick_run)[6] > 0
-    assert rates(raised)[4] < rates(quick_run)[4]
+    raised, whole = (
+        [row["learning_rate"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+        for folder in (start(), quick_run)
+    )
+    assert raised[2] == whole[2] > 0 and raised[1] < whole[1]
 
 
 def test_old_checkpoints_and_damaged_later_ones_are_removed(tmp_path):
     for step in (2, 4, 6, 10, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    remove_old(tmp_path / "checkpoint-6", 2)
-    assert checkpoint_names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
-    remove_old(tmp_path / "checkpoint-6", None)
-    assert checkpoint_names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
+    for limit in (2, None):
+        remove_old(tmp_path / "checkpoint-6", limit)
+        assert checkpoint_names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
