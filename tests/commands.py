@@ -21,8 +21,6 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a shell would see of a command."""
-
     status: int
     out: str
     err: str
@@ -41,7 +39,12 @@ def run_command(*words: str, folder: Path) -> Outcome:
     file = (folder if (folder / words[0]).is_file() else ROOT) / words[0]
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
-        _process_state(folder),
+        unchanged_logging(),
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ),
+        mock.patch.object(sys, "argv", [module or str(file), *arguments]),
+        mock.patch.object(sys, "path", sys.path[:]),
+        torch.random.fork_rng(devices=[]),
         warnings.catch_warnings(),
         # Hydra would compose once more, for the `hydra.mode` that no configuration here sets.
         mock.patch.object(Hydra, "get_mode", return_value=None),
@@ -50,7 +53,6 @@ def run_command(*words: str, folder: Path) -> Outcome:
     ):
         # That a module was imported before: a process of its own begins without any.
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
-        sys.argv = [module or str(file), *arguments]
         status = 0
         try:
             if module:
@@ -66,23 +68,6 @@ def run_command(*words: str, folder: Path) -> Outcome:
             status = 1
             traceback.print_exc()
     return Outcome(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
-
-
-@contextlib.contextmanager
-def _process_state(folder: Path) -> Iterator[None]:
-    """Restores what a command may change in its process."""
-    random = torch.get_rng_state()
-    try:
-        with (
-            unchanged_logging(),
-            contextlib.chdir(folder),
-            mock.patch.dict(os.environ),
-            mock.patch.object(sys, "argv"),
-            mock.patch.object(sys, "path", sys.path[:]),
-        ):
-            yield
-    finally:
-        torch.set_rng_state(random)
 
 
 @contextlib.contextmanager

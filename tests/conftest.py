@@ -205,7 +205,6 @@ def without_gradients():
 
 @pytest.fixture(autouse=True)
 def logging_stays():
-    """No test finds the logging that another one set up."""
     with unchanged_logging():
         yield
 
@@ -259,7 +258,6 @@ def quick_run(run_quick, tmp_path_factory):
 
 @pytest.fixture
 def start(run_quick, tmp_path):
-    """Starts the quick experiment, in a folder of this test."""
     return partial(run_quick, folder=tmp_path / "run")
 
 

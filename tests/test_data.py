@@ -90,7 +90,6 @@ def test_a_folder_is_read_whole_and_names_what_it_leaves_out(tmp_path, caplog):
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
-    """Files with and without one are the same corpus."""
     found = set()
     for n, mark in enumerate(("", "\ufeff")):
         (tmp_path / f"{n}.txt").write_text(f"{mark}one\ufeff two")
@@ -185,7 +184,6 @@ def test_fingerprints_follow_content_kind_and_split(tmp_path):
 
 
 def literal_chains(seed, count, length):
-    """The draws of bigrams in context, one symbol at a time."""
     random = np.random.RandomState(seed)
     weights = random.standard_gamma(BigramCorpus.CONCENTRATION, (count, 16, 16))
     symbols = [[n] for n in random.randint(16, size=count)]

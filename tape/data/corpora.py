@@ -72,13 +72,11 @@ class FileCorpus(Corpus):
     Attributes:
         files: all of them.
         parts: files of each split; None: both splits are in all of them.
-        is_lone: whether there is a single file, which is cut.
         rule: what determines the splits besides the files.
     """
 
     files: list[Path]
     parts: dict[Split, list[Path]] | None = None
-    is_lone = False
     rule: str
     field = "text"
     validation_fraction: float
@@ -105,8 +103,7 @@ class FileCorpus(Corpus):
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.rule.encode())
-        by_content = self.parts is None and not self.is_lone
-        if by_content and self._highest >= self.validation_fraction:
+        if self.parts is None and self._highest >= self.validation_fraction:
             digest.update(b"the lowest")
         for path in self.files:
             # The same bytes give other documents if the file type differs.
@@ -272,13 +269,17 @@ class BigramCorpus(Corpus):
             symbols[:, n] = (drawn >= row[:, :-1]).sum(-1)
         return symbols
 
-    def documents(self, split: Split) -> Iterator[str]:
-        letters = np.array([*ascii_lowercase[: self.SYMBOLS]])
+    def symbols(self, split: Split) -> Iterator[np.ndarray]:
+        """Yields the documents as arrays (up to 1,024, length)."""
         number = [*self.DOCUMENTS].index(split)
         for n, first in enumerate(range(0, self.DOCUMENTS[split], self.AT_ONCE)):
             count = min(self.AT_ONCE, self.DOCUMENTS[split] - first)
-            symbols = self.chains([number, n], count, self.LETTERS[split])
-            yield from map("".join, letters[symbols])
+            yield self.chains([number, n], count, self.LETTERS[split])
+
+    def documents(self, split: Split) -> Iterator[str]:
+        letters = np.array([*ascii_lowercase[: self.SYMBOLS]])
+        for part in self.symbols(split):
+            yield from map("".join, letters[part])
 
     def fingerprint(self) -> str:
         rule = f"bigrams {self.SYMBOLS} {self.CONCENTRATION} {self.DOCUMENTS} {self.LETTERS}"
