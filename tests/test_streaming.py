@@ -181,6 +181,7 @@ def start(folder, tmp_path):
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
     settings = ["trainer.lr_scheduler_type=cosine", "trainer.save_steps=3"]
+    settings.append("trainer.save_total_limit=null")
     whole, killed = start(*settings, run="whole"), tmp_path / "killed"
     shutil.copytree(whole, killed)
     for step in (6, 8):

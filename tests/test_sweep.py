@@ -119,7 +119,7 @@ def test_a_run_is_checked_again_where_something_changed(capfd):
 
 def test_the_request_of_a_receipt_is_that_of_the_beginning():
     program = Path("stand_in.py")
-    program.write_text(f"open('config/new.yaml', 'w'){program.read_text()}")
+    program.write_text(f"open('config/new.yaml', 'a'){program.read_text()}")
     assert performed(run := make_run("rope")) == 0
     assert run.receipt.exists() and not run.finished()
 
@@ -212,7 +212,7 @@ TEXT += ["eval_blocks=8", "report.tokens=512", "trainer.eval_steps=1000", "data=
 def test_a_killed_sweep_ends_as_an_undisturbed_one(tmp_path, text):
     """SIGKILL to the sweep and all its processes when a run has saved: only processes show it."""
     words = ["sweep=encodings", "name=e", "recipe=quick", "seeds=[0]", "vary.position=[alibi]"]
-    words += ["evaluation='--max_tokens 3000 --processes 1'", "--", *TEXT, f"data.files={text}"]
+    words += ["evaluation='--max_tokens 3000'", "--", *TEXT, f"data.files={text}"]
     command, results = [sys.executable, ROOT / "sweep.py", *words], []
     for name in ("whole", "killed"):
         folder = tmp_path / name

@@ -257,7 +257,6 @@ def test_sigterm_before_the_first_step_has_the_same_status(tmp_path):
 
 @pytest.mark.slow
 def test_kills_at_random_moments_change_nothing(start, text, cache, tmp_path, monkeypatch):
-    """SIGKILL and SIGTERM in turn, as many as KILLS."""
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     steps = ["trainer.max_steps=16", "trainer.save_steps=1", "trainer.logging_steps=1"]
     whole, killed = start(*steps), tmp_path / "killed"
