@@ -21,15 +21,12 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a shell would see of a command."""
-
     status: int
     out: str
     err: str
 
     @property
     def lines(self) -> list[str]:
-        """The lines on stderr."""
         return self.err.strip().splitlines()
 
 
@@ -39,12 +36,15 @@ def run_command(*words: str, folder: Path) -> Outcome:
     status 1."""
     words = [str(word) for word in words]
     module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
-    file = next(
-        place / words[0] for place in (folder, ROOT) if module or (place / words[0]).is_file()
-    )
+    file = (folder if (folder / words[0]).is_file() else ROOT) / words[0]
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
-        _process_state(folder),
+        unchanged_logging(),
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ),
+        mock.patch.object(sys, "argv", [module or str(file), *arguments]),
+        mock.patch.object(sys, "path", sys.path[:]),
+        torch.random.fork_rng(devices=[]),
         warnings.catch_warnings(),
         # Hydra would compose once more, for the `hydra.mode` that no configuration here sets.
         mock.patch.object(Hydra, "get_mode", return_value=None),
@@ -53,7 +53,6 @@ def run_command(*words: str, folder: Path) -> Outcome:
     ):
         # That a module was imported before: a process of its own begins without any.
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
-        sys.argv = [module or str(file), *arguments]
         status = 0
         try:
             if module:
@@ -69,24 +68,6 @@ def run_command(*words: str, folder: Path) -> Outcome:
             status = 1
             traceback.print_exc()
     return Outcome(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
-
-
-@contextlib.contextmanager
-def _process_state(folder: Path) -> Iterator[None]:
-    """Restores what a command may change in its process."""
-    arguments, variables, here = sys.argv, dict(os.environ), os.getcwd()
-    path = sys.path[:]
-    random = torch.get_rng_state()
-    os.chdir(folder)
-    try:
-        with unchanged_logging():
-            yield
-    finally:
-        os.chdir(here)
-        sys.argv, sys.path[:] = arguments, path
-        os.environ.clear()
-        os.environ.update(variables)
-        torch.set_rng_state(random)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import absl.logging
 import numpy as np
 import pytest
 import torch
-from commands import unchanged_logging
+from commands import ROOT, unchanged_logging
 from every_encoding import COUNTED, GROUPED, POSITIONS, represented
 from transformers import DynamicCache, StaticCache
 
@@ -58,7 +58,6 @@ def make_config(position="tape", **changes) -> TapeConfig:
 
 
 def fields_of_llama(config, *more) -> dict:
-    """What other decoders' configurations name as this one, and `more`."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
     names += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
     names += ("rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -80,7 +79,6 @@ def perturb(model: TapeForCausalLM, std: float = 0.3) -> TapeForCausalLM:
 
 
 def supported_by(backend: str) -> list[str]:
-    """The encodings above that a backend supports."""
     found = {name: make_config(position).position for name, position in POSITIONS.items()}
     able = {name: ENCODINGS[each["name"]].able_backends(each) for name, each in found.items()}
     return [name for name, backends in able.items() if backend in backends]
@@ -106,8 +104,8 @@ def all_options(position) -> dict:
     options = {"sliding_window": 3, "qk_norm": True, "gated_attention": True}
     if position not in WITHOUT_SOFTMAX:
         options |= {"attention_sink": True, "scalable_softmax": True}
+    options |= {"num_key_value_heads": 2 if position in GROUPED else 4}
     options |= {"num_hidden_layers": 2, "num_recurrences": 2}
-    options["num_key_value_heads"] = 2 if position in GROUPED else 4
     if position in COUNTED:
         options["query_temperature"] = {"scale": 0.5, "length": 3}
     return options
@@ -129,12 +127,8 @@ def make_cache(model, kind: str, slots: int = 20):
 
 
 def in_pieces(model, tokens, sizes, cache=None, mask=None, **inputs):
-    """Logits of tokens given in pieces to a cache.
-
-    Args:
-        mask: attention_mask, of two dimensions or four, for all of the tokens.
-        inputs: other arguments, with a column per token.
-    """
+    """Logits of tokens given in pieces to a cache, with the attention mask of all of them (in two
+    dimensions or four), and other inputs that have a column per token."""
     found, start = [], 0
     for part in tokens.split(sizes, dim=1):
         new = slice(start, start + part.shape[1])
@@ -157,14 +151,12 @@ def left_padded(length: int = 15):
 
 
 def assert_as_alone(model, logits, tokens, mask):
-    """The logits at the real tokens of each row are those of these tokens alone."""
     for row, real in enumerate(mask.bool()):
         alone = model(tokens[row : row + 1, real], use_cache=False).logits[0]
         torch.testing.assert_close(logits[row, real], alone, atol=1e-5, rtol=1e-5)
 
 
 def gradients(model, tokens, **inputs):
-    """Gradients of the loss by name, of the parameters that have one."""
     model.zero_grad()
     model(tokens, **{"labels": tokens} | inputs).loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -180,6 +172,15 @@ def composed(*overrides):
     return deepcopy(_composed(*overrides))
 
 
+def pytest_report_header():
+    """The size of the project, which one person should be able to read."""
+    rooms = [ROOT / name for name in ("tape", "arithmetic", "scrolls", "benchmarks")]
+    product = [*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))]
+    for name, files in {"product": product, "tests": [*ROOT.glob("tests/*.py")]}.items():
+        lines = sum(len(path.read_bytes().splitlines()) for path in files)
+        yield f"{name}: {lines:,} lines of Python in {len(files)} files"
+
+
 def pytest_collection_finish():
     """Keeps imported modules out of garbage collections, of which every training run has one."""
     gc.freeze()
@@ -187,7 +188,6 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def coarse_pictures():
-    """Commands in processes of their own draw them as they are."""
     from matplotlib.figure import Figure
 
     savefig = Figure.savefig
@@ -205,7 +205,6 @@ def without_gradients():
 
 @pytest.fixture(autouse=True)
 def logging_stays():
-    """No test finds the logging that another one set up."""
     with unchanged_logging():
         yield
 
@@ -223,7 +222,6 @@ def undrawn(monkeypatch):
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """A small corpus in which there is something to learn."""
     path = tmp_path_factory.mktemp("text") / "corpus.jsonl"
     rows = [f"line {n} of a text: " + f"{n % 7} sheep and {n % 5} goats. " * 12 for n in range(400)]
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
@@ -239,19 +237,12 @@ def cache(tmp_path_factory):
 def run_quick(text, cache):
     """Runs the quick experiment on the small corpus with further overrides; returns its folder."""
 
+    settings = ["experiment=quick", "data=text", f"data.files={text}", f"cache_dir={cache}"]
+    settings += ["vocab_size=300", "trainer.max_steps=8", "trainer.save_steps=4"]
+    settings += ["trainer.eval_steps=4", "trainer.logging_steps=2"]
+
     def run_quick(*overrides, folder):
-        cfg = composed(
-            "experiment=quick",
-            "data=text",
-            f"data.files={text}",
-            f"cache_dir={cache}",
-            "vocab_size=300",
-            "trainer.max_steps=8",
-            "trainer.save_steps=4",
-            "trainer.eval_steps=4",
-            "trainer.logging_steps=2",
-            *overrides,
-        )
+        cfg = composed(*settings, *overrides)
         cfg.output_dir = str(folder)
         train.run(cfg)
         return folder
@@ -267,7 +258,6 @@ def quick_run(run_quick, tmp_path_factory):
 
 @pytest.fixture
 def start(run_quick, tmp_path):
-    """Starts the quick experiment, in a folder of this test."""
     return partial(run_quick, folder=tmp_path / "run")
 
 
@@ -279,7 +269,6 @@ def finished(quick_run, tmp_path):
 
 @pytest.fixture
 def text_file(tmp_path):
-    """400 token ids in uint16."""
     path = tmp_path / "text.bin"
     np.random.default_rng(0).integers(0, VOCABULARY, 400).astype("<u2").tofile(path)
     return path

@@ -1,26 +1,33 @@
-"""Bad settings and arguments are refused in one line that names them, and leave nothing behind.
-Settings meet the function that refuses them, in this process."""
+"""Bad settings, arguments, models and results are refused in one line that names them, and leave
+nothing behind. Settings meet the function that refuses them, in this process."""
 
 import argparse
+import json
 import math
 import os
 import pickle
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
-from commands import ROOT, run_command
-from conftest import composed
+from commands import run_command
+from conftest import composed, make_model
 from omegaconf import OmegaConf
-from refusals import NESTED, check_refusal, configuration, files, left_in, line_of
+from refusals import NESTED, QUANTIZED, check_refusal, configuration, files, left_in, line_of
+from results import add_grid, add_passkeys, add_perplexity, make_run
+from safetensors.torch import load_file, save_file
+from script_folder import lay_out
+from script_folder import start as start_script
+from test_scrolls import byte_tokenizer
 
 from tape import command
 from tape.commands import train
+from tape.model.checkpoint import load, weight_files
+from tape.results.runs import read_run
 from tape.runs.folder import HASHES, finalize_checkpoint
+from tape.settings.schema import FOLDER
 
 
 @pytest.fixture
@@ -29,11 +36,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-# --- settings of a run, by what they must be
-
-IN_ONE_FOLDER = (
-    "one folder of up to 200 letters, digits and ._-+=, beginning with a letter, digit or _"
-)
 BOUNDS = [
     ("an integer in 258..2147483647", "vocab_size", "many", 100),
     ("an integer in 0..4294967295", "seed", "x", -1, 1.5, 2**32),
@@ -45,7 +47,7 @@ BOUNDS = [
     ("text", "cache_dir", None, 5, ""),
     ("text, or null", "tokenizer", 5, ""),
     ("a mapping of commands to arguments, or null", "evaluate", 5, {"a": 5}),
-    (IN_ONE_FOLDER, "name", None, "../../esc", "a/b", ".hidden", "a b", "<script>", "a\nb"),
+    (FOLDER.words, "name", None, "../../esc", "a/b", ".hidden", "a b", "<script>", "a\nb"),
     ("a number >= 0", "optimizer.matrix_learning_rate", None, -1),
     ("a number >= 0", "optimizer.encoding_factor", -2),
     ("an integer in 1..2147483647", "trainer.max_steps", 0, -1, 1.5, True, 10**20),
@@ -78,20 +80,15 @@ SETTINGS = r"""
 report=null | report=null must hold settings such as report\.tokens
 trainer.warmup_steps=9 | =9 is more than trainer\.max_steps=2: .* such as .*steps=0\.05
 data.files=null | data=text needs data\.files
-data.files=/no/such | data\.files: nothing matches '/no/such'
 data.documents=marsk | data\.documents='marsk' must be join or mask, or null for
 cache_dir=/dev/null | Not a directory: '/dev/null/
-tokenizer=no/such | tokenizer='no/such' is neither
 trainer.lr_scheduler_type=foo | trainer: foo is not a valid SchedulerType
-trainer.train_sampling_strategy=random | train_sampling_strategy=random: .* order
 trainer.accelerator_config={even_batches:false} | \.even_batches=False: processes
 trainer.deepspeed=text.txt | trainer(\.deepspeed=text\.txt)?: 
 trainer.fsdp=true | fsdp only works in distributed training
 trainer.output_dir=x | trainer\.output_dir=x: set output_dir=\.\.\. instead
-trainer.seed=7 | trainer\.seed=7: set seed=\.\.\. instead
 trainer.do_train=false | trainer\.do_train: a run validates by
 trainer.gradient_checkpointing_kwargs={use_reentrant:false} | without trainer\.gradient_checkpointin
-trainer.activation_checkpointing_kwargs={use_reentrant:false} | without trainer\.gradient_checkpoint
 trainer.lr_scheduler_kwargs.bogus=3 | unexpected keyword argument 'bogus'
 trainer.lr_scheduler_type=constant_with_warmup trainer.lr_scheduler_kwargs.num_cycles=3 | kwargs=\{'
 trainer.lr_scheduler_type=greedy | reads a metric: the rate must follow from the step
@@ -101,8 +98,6 @@ schedule=wsd trainer.warmup_steps=0 trainer.lr_scheduler_kwargs.num_decay_steps=
 output_dir=/proc/run | No such file or directory: '/proc/run'
 task._target_=foo.bar | foo
 model.hidden_size=0 | model\.hidden_size=0 must be
-model.num_attention_heads=-4 | model\.num_attention_heads=-4 must be
-model.head_dim=-2 | model\.head_dim=-2 must be
 model.hidden_size=x | model: Field 'hidden_size' expected int
 model.hidden_size=100000000 | model: [\d,]+ GiB of weights .* exceed the \d+ GiB
 model.num_attention_heads=3 | hidden size \(32\) is not a multiple .* \(3\)
@@ -117,7 +112,6 @@ position=rope position.scaling={rope_type:linear,factor:2,partial_rotary_factor:
 position=yarn position.factor=0.5 | factor=0\.5 must be a number >= 1
 position=t5 position.max_distance=99999999999 | t5: max_distance=9+ must be an integer.*, below 2
 position=learned position.length=5 | position 63 is beyond the learned table of length=5
-position.width=99999999999999999999 | width=9+ must be
 position.sampler={name:shift,maximum:9223372036854775808} | maximum=9223372036854775808 m
 position=keep | position=keep .* need a base_model=\.\.\.
 position=abacus position.digits=[99999] | digits=\[99999\] must be a list of token ids bel
@@ -128,18 +122,9 @@ base_model=. | base_model=\.: \. has no config\.json
 """
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    lines = [f"line {n} of a text: {n % 7} sheep and {n % 5} goats\n" for n in range(2000)]
-    path.write_text("".join(lines))
-    return path
-
-
 @pytest.fixture
-def small(corpus, cache):
-    """Settings of a run of two steps."""
-    data = ["data=text", f"data.files={corpus}", "vocab_size=300", f"cache_dir={cache}"]
+def small(text, cache):
+    data = ["data=text", f"data.files={text}", "vocab_size=300", f"cache_dir={cache}"]
     return [*data, "trainer.max_steps=2", "trainer.save_steps=1"]
 
 
@@ -175,89 +160,52 @@ def test_debug_shows_where_a_setting_was_refused(tmp_path):
     assert "Traceback" in outcome.err
 
 
-# --- a run that is damaged
-
-
-@pytest.fixture(scope="module")
-def trained(corpus, tmp_path_factory, cache):
-    """The folder of a finished run of two steps, with a checkpoint at each."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    settings = ["data=text", f"data.files={corpus}", "vocab_size=300", f"cache_dir={cache}"]
-    steps = ["trainer.max_steps=2", "trainer.save_steps=1"]
-    train.run(configuration([*settings, *steps, "name=run", f"output_dir={folder}"]))
-    return folder
-
-
-@pytest.fixture
-def again(trained, small, here):
-    """A copy of the run, and its configuration with further settings."""
-    run = shutil.copytree(trained, here / "run")
-    (run / ".lock").unlink()
-
-    def again(*settings):
-        return configuration([*small, "name=run", f"output_dir={run}", *settings])
-
-    again.run = run
-    return again
-
-
 @pytest.mark.parametrize("content", ["", NESTED, "\0", '{"name": 5}'], ids=lambda text: text[:9])
-def test_a_damaged_record_of_a_run(again, here, content):
-    (again.run / "run.json").write_text(content)
-    before = files(here)
-    line = line_of(train.run, again())
-    assert re.match(r"error: .*(run\.json|holds a run with another)", line)
-    assert files(here) == before | {again.run / ".lock": 0}
+def test_a_damaged_record_of_a_run(start, finished, content):
+    (finished / "run.json").write_text(content)
+    (finished / ".lock").unlink()
+    before = files(finished)
+    assert re.match(r"error: .*(run\.json|holds a run with another)", line_of(start))
+    assert files(finished) == before | {finished / ".lock": 0}
+
+
+class Foreign:
+    def __reduce__(self):
+        return os.mkdir, ("loaded",)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_foreign_pickle_in_a_checkpoint(again, here, name):
+def test_a_foreign_pickle_in_a_checkpoint(start, finished, here, name):
     """It is never loaded, whatever its hash says."""
-
-    class Foreign:
-        def __reduce__(self):
-            return os.mkdir, (str(here / "loaded"),)
-
-    shutil.rmtree(again.run / "checkpoint-2")
-    checkpoint = again.run / "checkpoint-1"
+    shutil.rmtree(finished / "checkpoint-8")
+    checkpoint = finished / "checkpoint-4"
     torch.save(Foreign(), checkpoint / name, pickle_module=pickle)
     (checkpoint / HASHES).unlink()
-    finalize_checkpoint(checkpoint.rename(again.run / "work"), checkpoint)
+    finalize_checkpoint(checkpoint.rename(finished / "work"), checkpoint)
     with pytest.raises(pickle.UnpicklingError):
-        train.run(again())
+        start()
     assert not (here / "loaded").exists()
 
 
-# --- scripts
+VARIABLES = [
+    ("train.sh", "NGPUS", ["0", "-1", "1.5", "abc", "08", "a[$(touch harm)]", "9" * 20]),
+    ("train.sh", "NNODES", ["0", "a[$(touch harm)]"]),
+    ("train.sh", "NODE_RANK", ["x"]),
+    # Of sweep.py, whose refusals are in test_scripts.
+    pytest.param("compare.sh", "JOBS", ["a[$(touch harm)]"], marks=pytest.mark.slow),
+    ("gpu/all.sh", "SLICE", ["soon"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "variable", "values"),
-    [
-        ("train.sh", "NGPUS", ["0", "-1", "1.5", "abc", "08", "a[$(touch harm)]", "9" * 20]),
-        ("train.sh", "NNODES", ["0", "a[$(touch harm)]"]),
-        ("train.sh", "NODE_RANK", ["x"]),
-        # Of sweep.py, whose refusals are in test_sweep_scripts.
-        pytest.param("compare.sh", "JOBS", ["a[$(touch harm)]"], marks=pytest.mark.slow),
-        ("gpu/all.sh", "SLICE", ["soon"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "variable", "values"), VARIABLES)
 def test_variables_of_scripts(tmp_path, name, variable, values):
-    """Where there is nothing to install and nothing to start."""
-    shutil.copytree(ROOT / "script", tmp_path / "script")
-    for package in ("config", "tape", "sweep.py"):
-        (tmp_path / package).symlink_to(ROOT / package)
-    (tmp_path / "script" / "setup.sh").write_text("# installed\n")
+    lay_out(tmp_path)
     for value in values:
-        environment = {**os.environ, "VIRTUAL_ENV": sys.prefix, variable: value}
-        words, how = ["bash", f"script/{name}"], {"capture_output": True, "text": True}
-        outcome = subprocess.run(words, cwd=tmp_path, env=environment, **how)
-        assert outcome.returncode == 1 and len(outcome.stderr.splitlines()) == 1, outcome.stderr
-        assert re.match(rf"error: .*({variable}|{variable[:-1].lower()})", outcome.stderr)
+        process = start_script(tmp_path, name, **{variable: value})
+        said, _ = process.communicate()
+        assert process.returncode == 1 and len(said.splitlines()) == 1, said
+        assert re.match(rf"error: .*({variable}|{variable[:-1].lower()})", said)
         assert not (tmp_path / "harm").exists() and not (tmp_path / "output").exists()
-
-
-# --- arguments
 
 
 ARGUMENTS = [
@@ -274,3 +222,122 @@ def test_arguments(parse, texts, message):
     for text in shlex.split(texts):
         with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
             parse(text)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A good model with its tokenizer, and bad settings of problems."""
+    folder, tokenizer = tmp_path_factory.mktemp("made") / "model", byte_tokenizer()
+    for part in (make_model("tape", vocab_size=len(tokenizer)), tokenizer):
+        part.save_pretrained(folder)
+    (folder / "problems.json").write_text('{"max_first": "many"}')
+    return folder
+
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+INDEX = '{"weight_map": {"model.norm.weight": "../model.safetensors"}}'
+# A file of a model; its content, entries of its object, or None where it is missing.
+DAMAGED = [
+    (CONFIG, "", r"broken/config\.json is damaged"),
+    (
+        CONFIG,
+        '{"model_type": "gpt2", "n_embd": 32}',
+        r"json: .*type 'gpt2'; allowed: 'tape'",
+    ),
+    (CONFIG, QUANTIZED, r"broken holds quantized weights"),
+    (CONFIG, {"position": {"name": "rpoe"}}, r"encoding 'rpoe'; did you mean 'rope'\?"),
+    (CONFIG, {"num_hidden_layers": 9}, r"weights of the model .* are missing, such as model"),
+    (
+        CONFIG,
+        {"intermediate_size": 8},
+        r"of \S+broken has the shape \(\d+, \d+\), but \(",
+    ),
+    (CONFIG, None, r"broken has no config\.json"),
+    (WEIGHTS, "", r"broken is damaged \(SafetensorError"),
+    (WEIGHTS, None, r"broken has no model\.safetensors"),
+    ("tokenizer.json", NESTED, r"tokenizer\.json is damaged \(RecursionError"),
+    (f"{WEIGHTS}.index.json", INDEX, r"names '\.\./\S+', which is not a file in the same folder"),
+]
+
+
+def harm(folder, file, content):
+    path = folder / file
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_text()) | content)
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_text(content)
+    if file.endswith("index.json"):
+        (folder / WEIGHTS).unlink()
+
+
+def use(folder):
+    weight_files(folder)
+    load(folder)
+
+
+@pytest.mark.parametrize(("file", "content", "message"), DAMAGED)
+def test_models(file, content, message, model, tmp_path):
+    harm(folder := shutil.copytree(model, tmp_path / "broken"), file, content)
+    before = files(folder)
+    assert re.search(message, line_of(use, folder))
+    assert files(folder) == before
+
+
+def test_weights_that_are_not_finite(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "nan")
+    weights = load_file(folder / WEIGHTS)
+    weights["model.norm.weight"].fill_(math.nan)
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    message = r"nan: some weights are not finite, such as model\.norm"
+    assert re.search(message, line_of(use, folder))
+
+
+MODEL = "--model {model}"
+MEASURED = f"-m tape.evaluation.perplexity --data local --lengths 64 {MODEL}"
+LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai {MODEL}"
+A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
+COMMANDS = [
+    ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder: give that of"),
+    ("-m tape.export {model} --out {model}", r"model already exists; choose another"),
+    (f"{MEASURED} --out {{model}}/config.json/o.csv", r"json cannot be used: Not a directory"),
+    (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
+    (
+        f"-m tape.analysis.stability --windows 1 --out o --length 100000 {MODEL}",
+        r"shifted by 1000: [\d,]+ GiB of attention weights",
+    ),
+    ("-m tape.tasks.evaluate {model} --task addition", r"max_first='many' must be an "),
+    ("-m tape.results.compare {model} --out {model}", rf"--out: \S+model {A_MODEL}"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), COMMANDS, ids=[case[0][-60:] for case in COMMANDS])
+def test_commands(words, message, model, tmp_path):
+    before = files(model)
+    words = shlex.split(words.replace("{model}", str(model)))
+    check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
+    assert files(model) == before
+
+
+RESULTS = [
+    ("grid", "grid.csv", ("1.0,10", "a,10"), r"grid/grid\.csv, line 2: value='a' is"),
+    ("grid", "grid.csv", ("1.0,10", "0.9,10"), r"its accuracy is not that of summary\.json"),
+    ("grid", "summary.json", ('"evaluated"', '"x"'), r"grid/summary\.json"),
+    ("compare", "perplexity.csv", (",2.718", ",x"), r"line 2: perplexity='x\d+' is not a valid"),
+    ("passkey", "passkey.csv", ("accuracy,", ""), r"passkey/"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "change", "message"), RESULTS)
+def test_results(name, file, change, message, tmp_path):
+    run = make_run(tmp_path / "run", "rope")
+    (run / "compare").mkdir()
+    add_grid(run / "grid", 5)
+    add_perplexity(run / "compare", {8: 1.0})
+    add_passkeys(run / "passkey", 10, {10: [5, 5]})
+    path = run / name / file
+    assert read_run(run, name)
+    text = path.read_text()
+    assert change[0] in text
+    path.write_text(text.replace(*change, 1))
+    assert re.search(message, line_of(read_run, run, name))

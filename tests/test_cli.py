@@ -1,14 +1,31 @@
-"""The console command `tape`: its table names every command, and each of them answers `--help`."""
+"""The console command `tape`, and every command in the documents, whose arguments it takes.
 
+A command line goes to bash in a copy of the project, where `python` and the other programs only
+note how they are called: scripts run, globs and loops expand. The arguments of what was called meet
+the parser of the command, or Hydra. What the commands do is tested by room.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
 from commands import ROOT, run_command
-from hydra._internal.config_repository import CachingConfigRepository
+from script_folder import lay_out
+from torch.distributed.run import get_args_parser
 
 import tape.commands.__main__ as cli
 from tape import parsers
+from tape.settings.composition import compose_run
 from tape.settings.groups import options
 
 # Ends at the first command that does not end as it should, or that imports torch.
@@ -73,14 +90,8 @@ def test_a_closed_pipe_is_no_error():
     assert done.stderr == ""
 
 
-def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
-    made = []
-    begin = CachingConfigRepository.__init__
-    monkeypatch.setattr(
-        CachingConfigRepository, "__init__", lambda *given: made.append(1) or begin(*given)
-    )
+def test_help_lists_groups_and_composed_settings(tmp_path):
     text = run_command("train.py", "--help", "position=fire", folder=tmp_path).out
-    assert len(made) < 10
     for group in ("position", "experiment", "ablation"):
         assert f"\n{group}: {', '.join(sorted(options(group)))}\n" in text
     assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
@@ -95,34 +106,219 @@ cli.main()
 
 
 def test_commands_are_those_of_the_checkout_that_one_is_in(tmp_path):
-    (tmp_path / "tape" / "commands").mkdir(parents=True)
-    (tmp_path / "tape" / "__init__.py").touch()
-    (tmp_path / "tape" / "commands" / "__init__.py").touch()
-    (tmp_path / "tape" / "commands" / "__main__.py").write_text("print('here')")
+    (package := tmp_path / "tape" / "commands").mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "__main__.py").write_text("print('here')")
     command = [sys.executable, "-c", INSTALLED, "train"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert set(done.stdout.split()) == {"here"}, done.stderr
 
 
 def test_the_documentation_calls_commands_by_their_names():
-    """All of them, and no module."""
     pages = "".join(path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
     assert not [name for name in cli.TARGETS if f"tape {name}" not in pages]
     assert not [target for target in cli.TARGETS.values() if f"-m {target}" in pages]
 
 
 def test_the_table_names_every_command_of_the_project():
-    """Every file that runs as a program, but for those that other commands or developers call."""
-    internal = {"tape/commands/__main__.py"}
-    rooms = ("tape", "arithmetic", "scrolls", "benchmarks")
     programs = {
-        str(path.relative_to(ROOT))
-        for path in (path for room in rooms for path in (ROOT / room).rglob("*.py"))
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+        for room in ("tape", "arithmetic", "scrolls", "benchmarks")
+        for path in (ROOT / room).rglob("*.py")
         if '\nif __name__ == "__main__":' in path.read_text()
     }
-    assert {file_of(target) for target in cli.TARGETS.values()} == programs - internal
+    assert {*cli.TARGETS.values()} == programs - {"tape.commands"}
 
 
-def file_of(module: str) -> str:
-    path = module.replace(".", "/")
-    return f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted(ROOT.glob("docs/*.md"))
+PROGRAMS = ("python", "torchrun", "accelerate", "hf")
+NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(cli.TARGETS)})"
+BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|{NAMED}|bash|srun) "
+# What a page leaves to its reader, and what is taken here.
+PLACEHOLDERS = {
+    "TYPE=...": "TYPE=rope",
+    "NAME=...": "NAME=wide",
+    " ...": "",
+    " [settings]": "",
+    "vary.position=[mine]": "vary.position=[fire]",
+    "mine rope": "fire rope",
+    ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_local",
+    "path/or/hub/name": "output/rope_local",
+    "/path/to/en": "shards",
+}
+
+
+def lines_of(block: str) -> list[str]:
+    """The commands of a block; some go on behind a backslash or up to `done`."""
+    found, open_loops = [""], 0
+    for line in block.replace("\\\n", " ").splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        open_loops += len(re.findall(r"\bdo\b", line)) - len(re.findall(r"\bdone\b", line))
+        found[-1] += line + "\n"
+        if not open_loops:
+            found.append("")
+    return [command.strip() for command in found if command.strip()]
+
+
+def commands_of(page: str) -> list[str]:
+    """Those in bash and console blocks, in indented blocks, and between backticks."""
+    found = []
+
+    def fenced(match: re.Match) -> str:
+        if match[1] == "bash":
+            found.extend(lines_of(match[2]))
+        if match[1] == "console":
+            found.extend(re.findall(r"^\$ (.*)", match[2], re.MULTILINE))
+        return ""
+
+    text = re.sub(r"^```(\w*)\n(.*?)^```$", fenced, page, flags=re.DOTALL | re.MULTILINE)
+    for block in re.findall(r"(?:^|\n)\n((?: {4,}\S.*\n)+)", text):
+        if re.match(BEGINS, block.lstrip()):
+            found += lines_of(block)
+    inline = (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text))
+    return found + [code for code in inline if re.match(BEGINS, code)]
+
+
+COMMANDS = list(dict.fromkeys(code for page in PAGES for code in commands_of(page.read_text())))
+
+
+RECORDER = """#!/bin/sh
+case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
+printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@" >>"$CALLS"
+"""
+# Runs that globs of the documents find.
+GLOBBED = """
+adape_local/perplexity.csv extend/text_lora_0 checkpoints/all_0
+encodings_rope_0 mine_0 suite_parity_tape_0 passkey_adape_0 passkey_rope_0/extend
+add_adape/grid add_adape_0 add_wide_adape_0 add_tape_3/grid add_tape_3/grid_initial
+bases/adape_0/extend bases/adape_0/extend_initial bases_rates/lora_7 rates_rope_100
+bigrams_rates_rope_100 needle_rates_rope_100 task_rates_rope_copy_100 task_rates_rope_counting_100
+"""
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """The project with folders that commands name, beside LongLoRA's files; its programs note how
+    they are called."""
+    beside = tmp_path_factory.mktemp("documented")
+    (beside / "data").mkdir()
+    for name in ("proof_pile", "pg19_test"):
+        (beside / "data" / f"{name}.bin").touch()
+    (folder := beside / "project").mkdir()
+    lay_out(folder)
+    for name in ("docs", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("pyproject.toml", "constraints.txt", "script/setup.sh"):
+        shutil.copy(ROOT / name, folder / name)
+    programs = dict.fromkeys((*PROGRAMS, "tape"), RECORDER) | {"srun": '#!/bin/sh\nexec "$@"\n'}
+    for name, text in programs.items():
+        program = folder / "venv" / "bin" / name
+        program.write_text(text)
+        program.chmod(0o755)
+    for name in ("corpus", "shards", *(f"output/{name}" for name in GLOBBED.split())):
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+def called_by(command: str, project: Path) -> list[list[str]]:
+    calls = project / "calls"
+    calls.write_text("")
+    environment = os.environ | {"SEEDS": "0", "TASKS": "copy parity"}
+    environment |= {"PATH": f"{project}/venv/bin:{os.environ['PATH']}", "CALLS": str(calls)}
+    environment |= {"VIRTUAL_ENV": f"{project}/venv", "PYTHON": sys.executable}
+    words = ["bash", "-c", f"set -e; shopt -s failglob\n{command}"]
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = iter(calls.read_text().split("\0")[:-1])
+    return [list(itertools.islice(words, int(count))) for count in words]
+
+
+SCRIPTS = "".join(path.read_text() for path in ROOT.glob("script/**/*.sh"))
+
+
+FILES = {"tape.commands.train": "train.py", "tape.commands.sweep": "sweep.py"}
+
+
+def check_call(program: str, words: list[str], project: Path) -> None:
+    if program == "hf":
+        return
+    launchers = {"accelerate": launch_command_parser, "torchrun": get_args_parser}
+    if words[0] == "script/torchrun.py":
+        program, words = "torchrun", words[1:]
+    if program in launchers:
+        found = launchers[program]().parse_args(words[program == "accelerate" :])
+        words = [found.training_script, *found.training_script_args]
+    if program == "tape":
+        words = ["-m", cli.TARGETS[words[0]], *words[1:]]
+    if words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
+        assert importlib.util.find_spec(words[1]), words
+    else:
+        check_ours(words, project)
+
+
+def check_ours(words: list[str], project: Path) -> None:
+    if words[0] == "-m" and words[1] in FILES:
+        words = [FILES[words[1]], *words[2:]]
+    name, *given = words[1:] if words[0] == "-m" else words
+    if name == "sweep.py" and "--help" not in given:  # its commands
+        outcome = run_command(name, "dry_run=true", *given, folder=project)
+        assert outcome.status == 0, outcome.err
+        for program, *words in map(shlex.split, outcome.out.splitlines()):
+            if words[0] != "train":  # composed by the sweep
+                check_call(program, words, project)
+        return
+    # Without arguments, a page only names the command. Seeds are alike.
+    words = words if given else [*words, "--help"]
+    check_arguments(tuple(re.sub(r"(seed=|_)\d$", r"\g<1>0", word) for word in words))
+
+
+@cache
+def check_arguments(words: tuple[str, ...]) -> None:
+    """By the parser of the program, which does not go on; or by Hydra."""
+    if words[0] == "train.py" and not {"--help", "-h"} & {*words}:
+        # Of a Hydra multirun each, but not what sets up Hydra itself.
+        settings = [word for word in words[1:] if not re.search("^-|hydra", word)]
+        several = ([word] for word in settings)
+        if "-m" in words:
+            pairs = (word.split("=") for word in settings)
+            several = ([f"{key}={value}" for value in values.split(",")] for key, values in pairs)
+        for each in itertools.product(*several):
+            compose_run([*each])
+        return
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, *given):
+        parse(self, *given)
+        sys.exit(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patch.setattr("tape.command.check_model_folder", lambda folder: None)
+        patch.setattr("tape.command.Existing.__call__", argparse._StoreAction.__call__)
+        outcome = run_command(*words, folder=ROOT)
+    assert outcome.status == 0, outcome.err
+
+
+# To compose each takes time. Those of the front page are always checked.
+MANY_RUNS = re.compile(r"sweep=|compare\.sh|suite\.sh|gpu/all\.sh|train\.py -m ")
+FRONT_PAGE = commands_of((ROOT / "README.md").read_text())
+SLOW = {each for each in COMMANDS if MANY_RUNS.search(each)} - {*FRONT_PAGE}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in COMMANDS],
+    ids=lambda command: " ".join(command.split()),
+)
+def test_a_documented_command_has_these_arguments(command, project):
+    given_to_script = re.match(r"(.*?)\b(?:srun )?bash \S+|", command)[1] or ""
+    for name in re.findall(r"(\w+)=", given_to_script):
+        assert re.search(rf"\$\{{?{name}\b|\b{name}:-", SCRIPTS), f"no script reads {name}"
+    for shown, taken in PLACEHOLDERS.items():
+        command = command.replace(shown, taken)
+    calls = called_by(command, project)
+    assert calls
+    for program, *words in calls:
+        check_call(program, words, project)

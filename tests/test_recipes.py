@@ -1,14 +1,21 @@
-"""Settings of runs: groups that compose, the paper's recipes, and what a run fixes."""
+"""Settings of runs: groups that compose, the paper's recipes, and what a run fixes; and Muon with
+AdamW in one optimizer: its groups of parameters, steps, state and refusals."""
 
 import copy
 import dataclasses
+import itertools
+import re
+from unittest import mock
 
 import hydra
 import pytest
-from conftest import composed
+import torch
+from conftest import composed, gradients, make_model, random_tokens
+from every_encoding import all_positions
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from transformers import TrainingArguments
+from torch.optim import AdamW
+from transformers import TrainingArguments, get_scheduler
 
 from tape import TapeConfig
 from tape.model.adapters import Method
@@ -17,17 +24,19 @@ from tape.positions import ALIASES, ENCODINGS
 from tape.settings import composition as command
 from tape.settings.groups import options
 from tape.training.arguments import check_training
+from tape.training.optimizer import Muon, MuonWithAdamW, check_rates, parameter_groups
+from tape.training.trainer import LanguageModelTrainer
 
 PRESETS = dict.fromkeys(("gemma", "rnope", "swan"), "mixed")
 TAPES = ("averages", "gains", "phases", "subset", "xavier")
-PRESETS |= dict.fromkeys([f"tape_{name}" for name in TAPES], "tape")
+PRESETS |= {f"tape_{variant}": "tape" for variant in TAPES}
 
 
-def choices(group):
-    return sorted(options(group))
+def choices(*groups):
+    return [f"{group}={name}" for group in groups for name in sorted(options(group))]
 
 
-@pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
+@pytest.mark.parametrize("position", sorted(options("position") - {"keep"}))
 def test_every_position_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
@@ -35,10 +44,7 @@ def test_every_position_builds_with_known_arguments(position):
     assert position in {*ENCODINGS, *ALIASES, *PRESETS}
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [f"{group}={name}" for group in ("model", "experiment", "trainer") for name in choices(group)],
-)
+@pytest.mark.parametrize("chosen", choices("model", "experiment", "trainer"))
 def test_every_model_experiment_and_trainer_composes(chosen):
     cfg = composed(chosen, "trainer.use_cpu=true")
     arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
@@ -55,24 +61,25 @@ def test_every_field_of_training_arguments_is_a_setting(prefix):
         command.composed(["trainer.no_such_field=1"], "train")
 
 
-@pytest.mark.parametrize(
-    ("experiment", "length", "batch", "steps", "rate", "schedule", "warmup", "decay"),
-    [
-        ("addition_20", 64, 512, 20_000, 1e-4, "polynomial", 0.02, 0.01),
-        ("paper", 1024, 512, 10_000, 1e-4, "polynomial", 0.02, 0.01),
-        ("scrolls", 1024, 64, 1_000, 1e-5, "polynomial", 0.1, 0.01),
-        ("llama_extend", 8192, 64, 1_000, 2e-5, "constant_with_warmup", 0.05, 0.0),
-    ],
-)
-def test_the_papers_recipes(experiment, length, batch, steps, rate, schedule, warmup, decay):
-    """Table 5 of the paper; schedules, warm-up and decay are those of its scripts."""
+# Table 5 of the paper: length, sequences of a step, steps and learning rate; of its scripts:
+# schedule, warm-up and weight decay.
+PAPER = {
+    "addition_20": (64, 512, 20_000, 1e-4, "polynomial", 0.02, 0.01),
+    "paper": (1024, 512, 10_000, 1e-4, "polynomial", 0.02, 0.01),
+    "scrolls": (1024, 64, 1_000, 1e-5, "polynomial", 0.1, 0.01),
+    "llama_extend": (8192, 64, 1_000, 2e-5, "constant_with_warmup", 0.05, 0.0),
+}
+
+
+@pytest.mark.parametrize("experiment", PAPER)
+def test_the_papers_recipes(experiment):
     cfg = composed(f"experiment={experiment}", "trainer.use_cpu=true")
     arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
-    assert (cfg.length, arguments.max_steps, arguments.learning_rate) == (length, steps, rate)
     sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    assert sequences == batch and not cfg.optimizer  # AdamW
-    assert arguments.optim.startswith("adamw") and arguments.lr_scheduler_type == schedule
-    assert (arguments.warmup_steps, arguments.weight_decay) == (warmup, decay)
+    found = [cfg.length, sequences, arguments.max_steps, arguments.learning_rate]
+    found += [arguments.lr_scheduler_type, arguments.warmup_steps, arguments.weight_decay]
+    assert tuple(found) == PAPER[experiment]
+    assert arguments.optim.startswith("adamw") and not cfg.optimizer
 
 
 # Fields of TrainingArguments without effect, or that would have a wrong one.
@@ -100,26 +107,104 @@ def test_fields_that_a_run_fixes_are_refused(tmp_path):
             check_training(changed)
 
 
-def test_checkpointing_computes_layers_again(run_quick, tmp_path, monkeypatch):
-    calls, counts = [], []
-    forward = Attention.forward
-    monkeypatch.setattr(
-        Attention, "forward", lambda self, *x, **y: calls.append(1) or forward(self, *x, **y)
-    )
-    settings = ("trainer.max_steps=2", "trainer.save_steps=2", "trainer.eval_strategy=no")
+def test_checkpointing_computes_layers_again(run_quick, tmp_path):
+    counts, settings = [], ("trainer.max_steps=2", "trainer.eval_strategy=no")
     for wanted in ("false", "true"):
-        given = f"trainer.gradient_checkpointing={wanted}"
-        run_quick(*settings, given, folder=tmp_path / wanted)
-        counts.append(len(calls))
-        calls.clear()
+        with mock.patch.object(Attention, "forward", autospec=True, side_effect=Attention.forward):
+            given = f"trainer.gradient_checkpointing={wanted}"
+            run_quick(*settings, given, folder=tmp_path / wanted)
+            counts.append(Attention.forward.call_count)
     assert counts[1] == counts[0] + 2 * 2  # two steps of two layers
 
 
-@pytest.mark.parametrize("method", choices("peft"))
+@pytest.mark.parametrize("method", sorted(options("peft")))
 def test_the_papers_recipe_takes_every_method(method):
     cfg = composed("experiment=llama_extend", f"peft={method}", "data=local")
-    recipe, trainer = Method.of(OmegaConf.to_container(cfg.peft)), cfg.trainer
-    assert recipe.name == method and cfg.name == f"llama_{method}"
-    assert trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps == 64
-    assert (cfg.length, trainer.max_steps, trainer.learning_rate) == (8192, 1000, 2e-5)
+    assert Method.of(OmegaConf.to_container(cfg.peft)).name == method
+    assert cfg.name == f"llama_{method}"
     assert cfg.tokenizer == cfg.base_model == "meta-llama/Llama-2-7b-hf"
+
+
+HIDDEN = re.compile(r"model\.layers\.\d\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
+OWN = re.compile(r"model\.position\..*|model\.layers\.\d\.context\..*")
+
+
+MUON = {"matrix_learning_rate": 0.02}
+
+
+@all_positions
+@pytest.mark.parametrize("given", [{}, MUON, MUON | {"encoding_factor": 10}])
+def test_each_parameter_has_one_optimizer_and_rate(position, given, tmp_path):
+    model = make_model(position, attention_bias=True)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    factor, muon = (given.get(key) for key in ("encoding_factor", "matrix_learning_rate"))
+    own = {name for name in names.values() if OWN.fullmatch(name)} if factor else set()
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
+    how = {"args": arguments, "length": 16, "measure": None, "rates": given}
+    trainer = LanguageModelTrainer(model=model, **how)
+    if factor and not own:
+        with pytest.raises(ValueError, match="encoding_factor: the encoding has no parameters"):
+            trainer.create_optimizer()
+        return
+    groups = trainer.create_optimizer().param_groups
+    found = [{names[p] for p in group["params"]} for group in groups]
+    rates, decays = [5e-5, 5e-5], [0.1, 0]
+    if factor:
+        rates, decays = [*rates, 5e-4, 5e-4], [*decays, 0.1, 0]
+        assert found[2] | found[3] == own
+    if muon:
+        rates, decays = [*rates, 0.02], [*decays, 0.1]
+        assert found[-1] == {name for name in names.values() if HIDDEN.fullmatch(name)}
+    assert [group["lr"] for group in groups] == pytest.approx(rates)
+    assert [group["weight_decay"] for group in groups] == decays
+    decayed_ones = [of for of, decay in zip(found, decays, strict=True) if decay]
+    assert set().union(*decayed_ones) == {*trainer.get_decay_parameter_names(model)}
+    assert sorted(itertools.chain(*found)) == sorted(names.values())
+
+
+def test_it_steps_as_its_parts_do():
+    model = make_model("tape").train()
+    parted, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    both = MuonWithAdamW(parameter_groups(model, 0.1, muon=True), 0.02, {"lr": 1e-2})
+    *others, hidden = parameter_groups(parted, 0.1, muon=True)
+    parts = AdamW(others, lr=1e-2), Muon([hidden], lr=0.02)
+    schedule = get_scheduler("polynomial", both, num_warmup_steps=0, num_training_steps=9)
+    assert schedule.get_last_lr() == [1e-2, 1e-2, 0.02]
+    for step in range(3):
+        for each in (model, parted):
+            gradients(each, random_tokens(2, 11, step))
+        for optimizer in (both, *parts):
+            optimizer.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, parted.state_dict()[name]), name
+    assert all(value.ne(before[name]).any() for name, value in model.named_parameters())
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+def test_muon_is_that_of_torch_without_its_rounding(shape, monkeypatch):
+    """Equal but for the rounding of the iteration: torch's own is moved to float32."""
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape)) for _ in range(2)]
+    weights[1].data.copy_(weights[0].data)
+    optimizers = Muon([weights[0]], 0.1), torch.optim.Muon([weights[1]], 0.1)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
+    for _ in range(4):
+        gradient = torch.randn(shape)
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-5)
+
+
+def test_rates_in_conflict_with_other_settings_are_refused():
+    lora = mock.Mock()
+    lora.name = "lora"
+    for rates, deepspeed, optim, method, message in (
+        ({"encoding_factor": 2}, "ds.json", "adamw_torch", None, "factor=2 with DeepSpeed"),
+        ({"encoding_factor": 2}, None, "adafactor", None, "factor=2 with trainer.optim=ada"),
+        (MUON, None, "adamw_torch_fused", lora, "optimizer=muon with peft=lora"),
+    ):
+        arguments = mock.Mock(deepspeed=deepspeed, optim=optim)
+        check_rates({}, arguments, method)
+        with pytest.raises(ValueError, match=message):
+            check_rates(rates, arguments, method)

@@ -1,12 +1,13 @@
-"""Scripts, with tiny runs, in a folder where they may write output/."""
+"""Scripts, with tiny runs, in a folder where they may write output/; and sweeps that ship: their
+commands, what is refused, and the scripts that call them."""
 
 import json
-import os
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 from functools import partial
+from itertools import product
 
 import pytest
 import yaml
@@ -16,16 +17,17 @@ from scrolls_data import write_task
 from test_scrolls import byte_tokenizer
 from test_scrolls_generation import make_speaker
 
+from tape.commands.__main__ import TARGETS
+from tape.settings.groups import options
+
 
 @pytest.fixture
 def run_script(tmp_path):
-    """Starts a script, as a process."""
     return partial(start, lay_out(tmp_path))
 
 
 @pytest.fixture
 def done(tmp_path):
-    """Runs the command of a script in this process."""
     folder = lay_out(tmp_path)
 
     def done(script, *settings, **variables):
@@ -35,32 +37,32 @@ def done(tmp_path):
     return done
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ([], "adape_local"),
-        (["experiment=c4"], "adape_c4"),
-        (["data=text", "data.name=code"], "adape_code"),
-        (["name=mine"], "mine"),
-    ],
-)
+def saved_model(folder, position="tape"):
+    tokenizer = byte_tokenizer()
+    for part in (make_speaker(position, tokenizer), tokenizer):
+        part.save_pretrained(folder)
+
+
+NAMED = {"data=local": "adape_local", "experiment=c4": "adape_c4", "name=mine": "mine"}
+NAMED["data=text data.name=code"] = "adape_code"
+
+
+@pytest.mark.parametrize(("settings", "name"), NAMED.items())
 def test_a_run_is_named_after_its_text(done, settings, name):
-    outcome = done("train.sh", *settings, "--cfg", "job", "--resolve")
+    outcome = done("train.sh", *settings.split(), "--cfg", "job", "--resolve")
     composed = yaml.safe_load(outcome.out)
-    assert composed["name"] == name, outcome
-    named = {value for value in composed.values() if str(value).endswith("_c4")}
-    assert named == ({name, f"output/{name}"} if name == "adape_c4" else set())
+    assert (composed["name"], composed["output_dir"]) == (name, f"output/{name}"), outcome
 
 
-@pytest.mark.parametrize(
-    ("there", "variables", "settings", "base"),
-    [
-        ([], {}, [], "adape_c4"),  # train.py says that it is missing
-        (["adape_c4", "adape_local"], {}, [], "adape_c4"),
-        (["adape_local", "mine_local"], {"output_name": "mine"}, [], "mine_local"),
-        (["adape_local"], {}, ["base_model=output/own"], "own"),
-    ],
-)
+BASES = [
+    ([], {}, [], "adape_c4"),  # train.py says that it is missing
+    (["adape_c4", "adape_local"], {}, [], "adape_c4"),
+    (["adape_local", "mine_local"], {"output_name": "mine"}, [], "mine_local"),
+    (["adape_local"], {}, ["base_model=output/own"], "own"),
+]
+
+
+@pytest.mark.parametrize(("there", "variables", "settings", "base"), BASES)
 def test_what_is_fine_tuned(tmp_path, there, variables, settings, base):
     folder = lay_out(tmp_path)
     for name in there:
@@ -94,13 +96,8 @@ def test_a_day_with_a_gpu_says_what_is_left(run_script, tmp_path):
     stub.write_text(STUB)
     printed, _ = run_script("gpu/all.sh", PARTS="layer training text", SLICE="3").communicate()
     states = dict(re.findall(r"^\| (\S+: \S+) \| ([^,|]+)\b.*\|$", printed, re.M))
-    assert states == {
-        "layer: layer": "failed",
-        "training: training": "goes on",
-        "training: biases": "goes on",
-        "text: rope": "waits",
-        "text: tape": "waits",
-    }
+    expected = {"layer: layer": "failed", "text: rope": "waits", "text: tape": "waits"}
+    assert states == expected | dict.fromkeys(("training: training", "training: biases"), "goes on")
     (tmp_path / "again").touch()
     stub.write_text(STUB.replace("sleep 60", "true").replace("exit 3", "true"))
     again = run_script("gpu/all.sh", PARTS="layer training text", SLICE="60")
@@ -112,13 +109,10 @@ def test_a_day_with_a_gpu_says_what_is_left(run_script, tmp_path):
 @pytest.mark.parametrize("method", ["adape", "longlora"])
 def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method):
     """The recipe, but for its size; rotary methods give a plain Llama."""
-    tokenizer = byte_tokenizer()
-    for part in (make_speaker("rope", tokenizer), tokenizer):
-        part.save_pretrained(tmp_path / "base")
+    saved_model(tmp_path / "base", "rope")
     small = ["base_model=base", "length=32", "data=text", f"data.files={text}", "eval_blocks=4"]
     small += ["trainer.max_steps=2", "trainer.gradient_accumulation_steps=2", "report.tokens=64"]
-    small += ["trainer.warmup_steps=1"]
-    trained = done("train_llama.sh", *small, TYPE=method)
+    trained = done("train_llama.sh", *small, "trainer.warmup_steps=1", TYPE=method)
     assert trained.status == 0, trained.err
     assert "weights train:" in trained.out
     assert f"report are in output/llama_{method}" in trained.out
@@ -126,40 +120,33 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
     command = ["-m", "tape.export", f"output/llama_{method}", "--out", "plain", "--format", form]
     exported = run_command(*command, folder=tmp_path)
     assert exported.status == 0, exported.err
-    family = json.loads((tmp_path / "plain" / "config.json").read_text())["model_type"]
-    assert family == form
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert config["model_type"] == form
 
 
-@pytest.mark.parametrize("task", ["quality", pytest.param("gov_report", marks=pytest.mark.slow)])
-def test_scrolls_from_zips_to_scores(done, tmp_path, task):
+def test_scrolls_from_zips_to_scores(done, tmp_path):
     (zips := tmp_path / "data" / "scrolls").mkdir(parents=True)
-    write_task(zips, task)
-    tokenizer = byte_tokenizer()
-    for model in (make_speaker("tape", tokenizer), tokenizer):
-        model.save_pretrained(tmp_path / "output" / "adape_c4")
-
+    write_task(zips, "quality")
+    saved_model(tmp_path / "output" / "adape_c4")
     tiny = ["budget=demo", "trainer.max_steps=2", "trainer.per_device_train_batch_size=2"]
-    tiny += ["trainer.gradient_accumulation_steps=1"]
-    variables = {"TYPE": "adape", "DATASET_NAME": task, "SAVE_DIR": f"scrolls/{task}"}
-    trained = done("ft_scrolls.sh", *tiny, **variables)
+    variables = {"TYPE": "adape", "DATASET_NAME": "quality", "SAVE_DIR": "scrolls/quality"}
+    trained = done("ft_scrolls.sh", *tiny, "trainer.gradient_accumulation_steps=1", **variables)
     assert trained.status == 0, trained.err
-    assert f"report are in output/scrolls/{task}/adape" in trained.out
+    assert "report are in output/scrolls/quality/adape" in trained.out
     answered = done("gen_scrolls.sh", "processes=1", **variables)
     assert answered.status == 0, answered.err
-    command = ["--split", "validation", "--dataset_name", task]
-    command += ["--predictions", f"scrolls/{task}/adape.json", "--metrics_output_dir", "scores"]
+    command = ["--split", "validation", "--dataset_name", "quality"]
+    command += ["--predictions", "scrolls/quality/adape.json", "--metrics_output_dir", "scores"]
     scored = run_command("eval_scrolls.py", *command, folder=tmp_path)
     assert scored.status == 0, scored.err
     assert json.loads(scored.out)["num_predicted"] == 3
-    assert (tmp_path / "scores" / f"{task}_metrics.json").read_text() == scored.out
+    assert (tmp_path / "scores" / "quality_metrics.json").read_text() == scored.out
 
 
 @pytest.mark.slow
 def test_the_demo(run_script, tmp_path):
     """As many steps as tell the kinds of questions apart, from a model that was never trained."""
-    tokenizer = byte_tokenizer()
-    for model in (make_speaker("tape", tokenizer), tokenizer):
-        model.save_pretrained(tmp_path / "output" / "adape_local")
+    saved_model(tmp_path / "output" / "adape_local")
     demo = run_script("scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
     printed, _ = demo.communicate()
     assert demo.returncode == 0, printed
@@ -186,13 +173,152 @@ def test_extras_are_installed_when_asked_for_and_kept(tmp_path):
     python.chmod(0o755)
 
     def installed(extras):
-        environment = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "environment"), "EXTRAS": extras}
-        command = ["bash", "script/setup.sh"]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        return done.stderr.splitlines()[1:]
+        environment = {"VIRTUAL_ENV": str(tmp_path / "environment"), "EXTRAS": extras}
+        printed, _ = start(tmp_path, "setup.sh", **environment).communicate()
+        return printed.splitlines()[1:]
 
     assert [installed(""), installed("")] == [["."], []]
     assert [installed("flash,eval"), installed("eval")] == [[".[eval,flash]"], []]
     assert [installed("dev"), installed("")] == [[".[dev,eval,flash]"], []]
+
+
+SEVEN = "adape rope fire randrope nope alibi xpos"
+
+
+def commands(*words):
+    outcome = run_command("sweep.py", "dry_run=true", *words, folder=ROOT)
+    assert outcome.status == 0, outcome.err
+    return [shlex.split(line)[1:] for line in outcome.out.splitlines()]
+
+
+def given(command, name):
+    if f"--{name}" in command:
+        values = command[command.index(f"--{name}") + 1 :]
+        ends = (n for n, word in enumerate(values) if word.startswith("--"))
+        return values[: next(ends, len(values))]
+    return [word.partition("=")[2] for word in command if word.startswith(f"{name}=")]
+
+
+@pytest.fixture
+def commands_in(tmp_path):
+    return partial(commands_of, lay_out(tmp_path))
+
+
+def test_values_and_seeds_are_combined():
+    words = ["sweep=encodings", "vary.position=[tape,rope]"]
+    words += ["vary.trainer.learning_rate=[1e-3,2e-5]", "seeds=0 7", "name=rates"]
+    words += ["settings=['length=64']", "--", "data=text", "data.files=my texts/"]
+    words += ["evaluate.perplexity.stride=${seed}"]
+    found = commands(*words)
+    runs = [command for command in found if command[0] == "train"]
+    each = product(("tape", "rope"), ("0.001", "2e-05"))
+    rows = [f"rates_{position}_learning_rate_{rate}" for position, rate in each]
+    names = [f"{row}_{seed}" for seed in (0, 7) for row in rows]
+    assert [given(run, "name") for run in runs] == [[name] for name in names]
+    settings = f"experiment=text length=64 data=text name={names[5]} output_dir=output/{names[5]} "
+    settings += "seed=7 position=tape trainer.learning_rate=2e-05"
+    assert {*runs[5]} == {"train", *settings.split(), "data.files=my texts/", words[-1]}
+    evaluated = [command for command in found if command[0] == "perplexity"]
+    assert given(evaluated[5], "model") == [f"output/{names[5]}"]
+    assert given(evaluated[5], "out") == [f"output/{names[5]}/compare/perplexity.csv"]
+    assert given(evaluated[5], "lengths") == ["64", "128", "256"]
+    assert given(evaluated[5], "stride") == ["7"]  # that of its seed
+    assert given(found[-1], "out") == ["output/compare_rates"]
+    assert len([word for word in found[-1] if word.startswith("output/rates_")]) == 8
+
+
+SMALL = {"ablation_architecture", "bigrams", "passkey", "suite_quick"}
+
+
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(options("sweep") - SMALL)]
+
+
+@pytest.mark.parametrize("name", [*sorted(SMALL), *LARGE])
+def test_runs_of_a_sweep_compose(name):
+    fewer = ["vary.data=parity"] if name == "suite" else []
+    fewer += ["vary.trainer.learning_rate=[1e-3]"] if "rates" in name else []
+    assert {command[0] for command in commands(f"sweep={name}", "seeds=[0]", *fewer)} <= {*TARGETS}
+
+
+# Words of a sweep | what is wrong with them; those of the runs follow --.
+REFUSED = r"""
+dry_run=true | sweep=null: choose one of ablation_architecture,
+sweep=encoding | Could not find 'sweep/encoding'; Available options .* encodings;
+sweep=passkey vary.position=[rope,nop] | Could not find 'position/nop'
+sweep=passkey vary.position=[] | vary, seeds: name one value or more of each
+sweep=passkey vary.seed=[1,2] | seed= is set by the sweep; give name=
+sweep=passkey seeds=[0,x] | seeds='x' must be an integer in 0\.\.
+sweep=passkey jobs=0 | jobs=0 must be an integer >= 1
+sweep=passkey evaluation=['out=x.csv'] | out=x\.csv is set by the sweep
+sweep=passkey baseline=foo | unknown baseline 'foo'
+sweep=encodings vary.tokenizer=[a/b,a-b] | two runs have one folder
+sweep=passkey name=../outside | name='\.\./outside' must be one folder of
+sweep=passkey length=64 | length: .*; settings of the runs follow --$
+sweep=passkey jbos=3 | jbos: there is no such setting; did you mean 'jobs'
+sweep=passkey vary.position=[adape,tape] | adape and tape are rows with the same se
+sweep=passkey -- seed=1 | seed=1 is set by the sweep; give name=
+sweep=passkey -- +position.name=rope | \+position.name=rope is set by the sweep
+sweep=passkey -- position@position=rope | position@position=rope is set by the
+sweep=passkey vary.data=[local] -- data._target_=x | data\._target_=x is set
+sweep=extension vary.peft=[lora] -- position=rope | position=rope is set
+sweep=extension vary.peft=[lora,longlora] -- peft.groups=4 | lora and longlora
+sweep=passkey -- lenght=5 | lenght: there is no such setting; did you mean
+sweep=passkey -- --help | --help
+sweep=passkey vary.trainer.max_steps=[5,x] | max_steps='x' must be an integer
+"""
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_sweeps_that_cannot_be_are_refused_before_the_first_run(case, tmp_path):
+    words, message = case.split(" | ")
+    outcome = run_command("sweep.py", *words.split(), folder=tmp_path)
+    assert outcome.status == 1 and len(outcome.lines) == 1, outcome.err
+    assert outcome.err.startswith("error: ") and re.search(message, outcome.err), outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_that_leave_the_rows_apart_are_accepted():
+    given_to_all = ["position.sampler=shift", "experiment=compare", "position.theta=500"]
+    words = ["sweep=encodings", "vary.position=[rope,xpos]", "vary.trainer.max_steps=[9]"]
+    found = commands(*words, "--", *given_to_all, "trainer={max_steps:1}")
+    assert found[0][2:5] == given_to_all
+    assert found[0][-1] == "trainer.max_steps=9"  # what varies comes last
+
+
+def test_the_models_of_each_seed_start_from_its_base():
+    found = commands("sweep=bases", "vary.peft=[lora,norms]", "seeds=[4,5]")
+    trained = [words for words in found if words[0] == "train"]
+    bases = [f"output/passkey_rope_{seed}" for seed in (4, 5)]
+    started = [f"base_model={base}" for base in bases for _ in range(2)]
+    assert [words[1] for words in trained[:2]] == ["seed=4", "seed=5"]
+    assert [words[-1] for words in trained[2:]] == started
+    evaluated = [given(words, "model") for words in found if words[0] == "evaluate"]
+    folders = [f"output/bases/{method}_{seed}" for seed in (4, 5) for method in ("lora", "norms")]
+    assert evaluated == [[folder] for folder in (*bases, *folders)]
+
+
+def test_variables_of_the_comparison_on_text(commands_in):
+    runs = [run for run in commands_in("compare.sh", "length=512") if run[0] == "train"]
+    assert [given(run, "position")[0] for run in runs][:7] == SEVEN.split()
+    assert {given(run, "seed")[0] for run in runs} == {*"01234"}
+    assert all("length=512" in run for run in runs)
+    variables = {"TYPES": " rope\ntape ", "SEEDS": "3", "NAME": "e", "BASELINE": "tape width=64"}
+    flags = {"EVALUATION": "--data text --files github/", "EXPERIMENT": "compare_quick"}
+    found = commands_in("compare.sh", **variables, **flags)
+    names = [["experiment=compare_quick", f"name=e_{row}_3"] for row in ("rope", "tape")]
+    assert [run[1:3] for run in found[:3:2]] == names
+    assert found[1][-4:] == ["--data", "text", "--files", "github/"]
+    assert given(found[1], "stride") == ["4096"]
+    assert given(found[1], "lengths") == ["128", "256", "512"]
+    assert given(found[-1], "baseline") == ["tape width=64"]
+    assert given(found[-1], "out") == ["output/compare_e"]
+
+
+def test_variables_of_the_suite(commands_in):
+    found = commands_in("suite.sh", TASKS="copy s5", TYPES="rope", EVALUATION="--samples 5")
+    assert len(found) == 5 * 2 * 2 + 1
+    assert [*given(found[2], "data"), *given(found[2], "position")] == ["s5", "rope"]
+    evaluated = ["--model", "output/suite_copy_rope_0", "--task", "synthetic"]
+    assert found[1] == ["evaluate", *evaluated, "--samples", "5"]
+    quick = commands_in("suite.sh", "quick", "trainer.max_steps=999")
+    assert len(quick) == 3 * 3 * 2 + 1 and "trainer.max_steps=999" in quick[0]

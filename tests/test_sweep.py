@@ -1,15 +1,20 @@
-"""The engine of sweeps, with a stand-in for the commands of tape that takes milliseconds."""
+"""The engine of sweeps, with a stand-in for the commands of tape that takes milliseconds; and a
+sweep from training to the comparison, with a tiny run and all processes."""
 
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+from commands import ROOT
 from trained import locked
 
 from tape.sweep import compose, engine
@@ -112,14 +117,9 @@ def test_a_run_is_checked_again_where_something_changed(capfd):
     assert not replace(run, commands=(("train", "--stride", "3"),)).finished()
 
 
-def test_the_request_of_a_receipt_is_that_of_the_beginning(monkeypatch):
-    execute = engine.Engine.execute
-
-    async def edited(self, words, log=None):
-        wrote("config/new.yaml")
-        return await execute(self, words, log)
-
-    monkeypatch.setattr(engine.Engine, "execute", edited)
+def test_the_request_of_a_receipt_is_that_of_the_beginning():
+    program = Path("stand_in.py")
+    program.write_text(f"open('config/new.yaml', 'a'){program.read_text()}")
     assert performed(run := make_run("rope")) == 0
     assert run.receipt.exists() and not run.finished()
 
@@ -150,18 +150,13 @@ def signal_when(number, *paths):
     return sender
 
 
-@pytest.mark.parametrize(
-    ("number", "received", "status"),
-    [
-        (signal.SIGTERM, signal.SIGTERM, 75),
-        (signal.SIGHUP, signal.SIGTERM, 75),
-        (signal.SIGINT, signal.SIGINT, 130),
-    ],
-)
-def test_a_stopped_sweep_saves_and_resumes(number, received, status, capfd):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_stopped_sweep_saves_and_resumes(number, capfd):
+    is_ctrl_c = number == signal.SIGINT
+    received = signal.SIGINT if is_ctrl_c else signal.SIGTERM
     runs = [make_run("rope", "wait"), make_run("alibi", "wait"), make_run("tape")]
     signal_when(number, *(run.folder / "begun" for run in runs[:2]))
-    assert performed(*runs) == status
+    assert performed(*runs) == (130 if is_ctrl_c else 75)
     out = capfd.readouterr().out
     assert "stopped: 3 of 3 runs are left" in out and "compared" not in out
     for run in runs[:2]:
@@ -187,7 +182,9 @@ def test_a_sweep_has_time_slices():
     assert performed(*runs) == 0
 
 
-def test_two_sweeps_in_one_folder_are_refused():
+def test_a_refused_comparison_and_two_sweeps_in_one_folder():
+    assert performed(make_run("refused")) == 1
+    shutil.rmtree(OUT)
     with locked(OUT), pytest.raises(ValueError, match="another process is using output/compare_e"):
         performed(make_run("rope"))
 
@@ -206,5 +203,36 @@ def test_a_base_model_is_trained_first(capfd):
         wrote(base.folder / "model.safetensors", "others")
 
 
-def test_a_refused_comparison():
-    assert performed(make_run("refused")) == 1
+TEXT = ["vocab_size=300", "length=32", "trainer.max_steps=8", "trainer.save_steps=2"]
+TEXT += ["model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2"]
+TEXT += ["eval_blocks=8", "report.tokens=512", "trainer.eval_steps=1000", "data=text"]
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_ends_as_an_undisturbed_one(tmp_path, text):
+    """SIGKILL to the sweep and all its processes when a run has saved: only processes show it."""
+    words = ["sweep=encodings", "name=e", "recipe=quick", "seeds=[0]", "vary.position=[alibi]"]
+    words += ["evaluation='--max_tokens 3000'", "--", *TEXT, f"data.files={text}"]
+    command, results = [sys.executable, ROOT / "sweep.py", *words], []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "killed":
+            sweep = psutil.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+            while not any(folder.glob("output/e_*/checkpoint-*")):
+                assert sweep.poll() is None
+                time.sleep(0.01)
+            for process in [sweep, *sweep.children(recursive=True)]:
+                process.kill()
+            assert sweep.wait() == -signal.SIGKILL
+            assert not [*folder.rglob("perplexity.csv")]
+        done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+        table = (folder / "output" / "compare_e" / "table.md").read_text()
+        assert "| alibi | 1 | " in table and table in done.stdout
+        found = [*folder.rglob("model.safetensors"), *folder.rglob("perplexity.csv")]
+        results.append({path.relative_to(folder): path.read_bytes() for path in found})
+    assert len(results[0]) >= 2 and results[0] == results[1]
+    again = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert not re.search(r": run . of \d begins", again) and table in again
+    recorded = (folder / "output" / "e_alibi_0" / "run.json").read_text()
+    assert "evaluate" not in recorded  # it has no influence on the weights

@@ -1,8 +1,13 @@
-"""Tokenizers, tokens and blocks: what is cached, what is packed, what is made again."""
+"""Tokenizers, tokens and blocks: what is cached, what is packed, what is made again; and models
+that count tokens, against a literal loop."""
 
 import hashlib
 import json
 import random
+from collections import Counter
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,23 +24,16 @@ from tape.data import (
     train_tokenizer,
 )
 from tape.data import blocks as blocks_module
+from tape.data.ngrams import NGrams
 from tape.data.tokenizer import load_tokenizer
+from tape.evaluation.windows import Window
 from tape.files import new_folder, write_text
+from tape.training.report import counted
 
 
 @pytest.fixture
-def jsonl(tmp_path):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text(lines_of(DOCUMENTS))
-    return path
-
-
-@pytest.fixture
-def corpus(jsonl):
-    return TextCorpus(jsonl)
-
-
-# ---- tokenizers
+def corpus(tmp_path):
+    return TextCorpus(bad(tmp_path, "corpus.jsonl", lines_of(DOCUMENTS)))
 
 
 def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch):
@@ -48,7 +46,6 @@ def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch
 
 
 def plain_tokenizer(corpus, vocab_size):
-    """As tokenizers were trained before pieces had a bound."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,15 +60,13 @@ def plain_tokenizer(corpus, vocab_size):
 
 
 def tokenizer_folder(corpus, vocab_size, cache):
-    """Where tokenizers have always been."""
     key = hashlib.sha256(f"{corpus.fingerprint()} bpe {vocab_size}".encode()).hexdigest()[:16]
     return cache / "tokenizers" / key
 
 
 def one_line(folder, letters):
-    path = folder / "line.txt"
-    path.write_text(f"A{''.join(random.Random(0).choices(letters, k=5000))}")
-    return TextCorpus(path)
+    drawn = random.Random(0).choices(letters, k=5000)
+    return TextCorpus(bad(folder, "line.txt", "".join(["A", *drawn])))
 
 
 @pytest.mark.parametrize("letters", ["ACGT", "日本語中文", " \t"], ids=["dna", "chinese", "spaces"])
@@ -110,27 +105,23 @@ def test_tokenizers_are_what_they_always_were(corpus, tmp_path):
     assert again.to_str() == before.backend_tokenizer.to_str()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("tokenizer.json", '{"model": {"type": "BPE"}}'), ("tokenizer_config.json", "{}")],
-)
-def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, content):
+def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog):
     expected = train_tokenizer(corpus, 300, tmp_path)
-    (file,) = (tmp_path / "tokenizers").glob(f"*/{name}")
-    file.write_text(content)
-    again = train_tokenizer(corpus, 300, tmp_path)
-    assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
-    assert again.eos_token == expected.eos_token
-    assert f"{file.parent} is damaged" in caplog.text
+    damages = {"tokenizer.json": '{"model": {"type": "BPE"}}', "tokenizer_config.json": "{}"}
+    for name, content in damages.items():
+        (file,) = (tmp_path / "tokenizers").glob(f"*/{name}")
+        file.write_text(content)
+        again = train_tokenizer(corpus, 300, tmp_path)
+        assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+        assert again.eos_token == expected.eos_token
+        assert f"{file.parent} is damaged" in caplog.text
+        caplog.clear()
 
 
-def test_what_cannot_be_tokenized(tmp_path, jsonl):
-    corpus = TextCorpus(jsonl)
+def test_what_cannot_be_tokenized(tmp_path, corpus):
     with pytest.raises(ValueError, match="vocab_size=100 must be at least 258"):
         train_tokenizer(corpus, 100, tmp_path)
-    with pytest.raises(
-        ValueError, match=r"too small for vocab_size=9000: give vocab_size=\d+, all"
-    ):
+    with pytest.raises(ValueError, match=r"small for vocab_size=9000: give vocab_size=\d+, all"):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
     with pytest.raises(ValueError, match=r"neither a folder .* nor available from the hub"):
@@ -139,25 +130,19 @@ def test_what_cannot_be_tokenized(tmp_path, jsonl):
     with pytest.raises(ValueError, match=r"tokenizer\.json is damaged \(KeyError"):
         load_tokenizer(str(tmp_path / "damaged"))
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
-    lone = tmp_path / "lone.jsonl"  # one document, three times
-    lone.write_text(lines_of(["alone"] * 3))
-    with pytest.raises(
-        ValueError, match=r"split of text has no documents; give data\.validation=FILE or more doc"
-    ):
-        tokenize_corpus(TextCorpus(lone), "validation", tokenizer, tmp_path)
-    jsonl.write_text(jsonl.read_text() + "{broken\n")
+    lone = TextCorpus(bad(tmp_path, "lone.jsonl", lines_of(["alone"] * 3)))
+    with pytest.raises(ValueError, match=r"no documents; give data\.validation=FILE or more doc"):
+        tokenize_corpus(lone, "validation", tokenizer, tmp_path)
+    broken = TextCorpus(bad(tmp_path, "broken.jsonl", lines_of(DOCUMENTS) + "{broken\n"))
     with pytest.raises(ValueError, match="line 61: not JSON"):
-        tokenize_corpus(TextCorpus(jsonl), "train", tokenizer, tmp_path)
+        tokenize_corpus(broken, "train", tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())  # nothing half-written
 
 
-# ---- tokens and blocks
-
-
-def test_packing_loses_nothing(tmp_path, jsonl):
-    jsonl.write_text(lines_of([*DOCUMENTS, "a <|endoftext|> b"]))  # its name is text
+def test_packing_loses_nothing(tmp_path):
+    lines = lines_of([*DOCUMENTS, "a <|endoftext|> b"])  # the name of a token is text
     held_out = bad(tmp_path, "held.txt", "held out")
-    corpus = TextCorpus(jsonl, validation=held_out)
+    corpus = TextCorpus(bad(tmp_path, "a.jsonl", lines), validation=held_out)
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
     stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     joined = "".join(text + tokenizer.eos_token for text in corpus.documents("train"))
@@ -202,33 +187,28 @@ def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):
         tokenize_corpus(corpus, "train", train_tokenizer(corpus, 300, tmp_path), tmp_path)
 
 
-DAMAGES = {
-    "bytes": ("tokens.bin", lambda content: content[:-200]),
-    "token 65535": ("tokens.bin", lambda content: content[:-2] + b"\xff\xff"),
-    "a number": ("facts.json", lambda content: b"5"),
-    "a key": ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"')),
-    "dtype": ("facts.json", lambda content: content.replace(b"uint16", b"float9")),
-    "no tokens": ("tokens.bin", None),
-}
+DAMAGES = [
+    ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-200])),
+    ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-2] + b"\xff\xff")),
+    ("tokens.bin", Path.unlink),
+    ("facts.json", lambda path: path.write_text("5")),
+    ("facts.json", lambda path: path.write_text(path.read_text().replace('"bytes"', '"x"'))),
+    ("facts.json", lambda path: path.write_text(path.read_text().replace("uint16", "float9"))),
+]
 
 
-@pytest.mark.parametrize(("name", "change"), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change):
+def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog):
     tokenizer = train_tokenizer(corpus, 300, tmp_path)
     whole = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-    expected, (file,) = whole.tokens.tolist(), (tmp_path / "tokens").glob(f"*/{name}")
-    if change is None:
-        file.unlink()
-    else:
-        file.write_bytes(change(file.read_bytes()))
-    again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-    assert again.tokens.tolist() == expected
-    assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
-    assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
-    assert [path.name for path in file.parent.parent.iterdir()] == [whole.fingerprint]
-
-
-# ---- files
+    folder, expected = tmp_path / "tokens" / whole.fingerprint, whole.tokens.tolist()
+    for name, harm in DAMAGES:
+        harm(folder / name)
+        again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+        assert again.tokens.tolist() == expected
+        assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
+        assert f"{folder} is damaged" in caplog.text and "created again" in caplog.text
+        assert [*folder.parent.iterdir()] == [folder]
+        caplog.clear()
 
 
 def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
@@ -241,3 +221,60 @@ def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
             (work / "whole").write_text("x")
     write_text(tmp_path / "b", "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+V = 4
+
+
+def count(blocks, k):
+    return Counter(tuple(b[i : i + k]) for b in blocks for i in range(len(b) - k + 1))
+
+
+def literal(blocks, gram, order, k=None):
+    k = order if k is None else k
+    if k == 0:
+        return Fraction(1, V)
+    gram = tuple(gram)[len(gram) - k :]
+    counts = count(blocks, k)
+    if k < order:
+        counts = Counter(longer[1:] for longer in count(blocks, k + 1))
+    once, twice = ([*counts.values()].count(n) for n in (1, 2))
+    discount = Fraction(once, once + 2 * twice) if once else Fraction(1, 2)
+    same = [n for other, n in counts.items() if other[:-1] == gram[:-1]]
+    lower = literal(blocks, gram, order, k - 1)
+    if not same:
+        return lower
+    kept = max(counts[gram] - discount, 0)
+    return (kept + discount * len(same) * lower) / sum(same)
+
+
+@pytest.mark.parametrize("order", [2, 3, 5])
+def test_it_equals_the_definition(order):
+    blocks = np.random.default_rng(0).choice(V - 1, (3, 11), p=[0.6, 0.3, 0.1]).astype(np.uint16)
+    model = NGrams(blocks, V)
+    contexts = [*product(range(V), repeat=order - 1)][:: 1 if order < 5 else 5]
+    grams = np.array([[*context, token] for context in contexts for token in range(V)])
+    found = model.probabilities(grams, order)
+    expected = [float(literal(blocks.tolist(), gram.tolist(), order)) for gram in grams]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(found.reshape(-1, V).sum(1), 1, rtol=1e-12)
+
+
+def test_the_report_counts_the_blocks_that_the_run_saw_and_scores_what_the_windows_score():
+    text = np.random.default_rng(0).integers(0, V, 70).astype(np.uint16)
+    stream = TokenStream(text, 1, 70, "")
+    order = TrainingOrder(TokenBlocks(stream, 7), 4, seed=0)
+    seen = order.seen(1000)
+    drawn = [order[n]["input_ids"].tolist() for n in range(4)]
+    assert sorted(seen.tolist()) == sorted(drawn)
+    assert order.seen(15).tolist() == sorted(drawn[:2], key=seen.tolist().index)
+    assert len(TrainingOrder(TokenBlocks(stream, 7), 99, seed=0).seen(1000)) == 10
+
+    windows = [Window(0, 3, 7), Window(20, 23, 27)]
+    found = counted(seen, V, stream, windows)
+    assert [*found] == ["bigram", "trigram"]  # 3 tokens of context are too few for the 5-gram
+    for name, order in (("bigram", 2), ("trigram", 3)):
+        grams = [text[n - order + 1 : n + 1].tolist() for n in (*range(3, 7), *range(23, 27))]
+        each = [float(literal(seen.tolist(), gram, order)) for gram in grams]
+        assert found[name].nll == pytest.approx(-np.log(each).mean(), abs=1e-12)
+        assert found[name].tokens == 8

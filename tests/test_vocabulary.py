@@ -51,19 +51,15 @@ def corpus_of(folder, words, known):
 def test_unknown_tokens_are_counted(model, end, tmp_path, caplog):
     """Also if the tokens come from the cache, and if documents end with the unknown token."""
     tokenizer = tokenizer_of(model, end)
+    message = r"^text \(train\): 20.0% of the tokens are unknown \('\[UNK\]'\): at most 10%"
     for _ in range(2):
         tokenize_corpus(corpus_of(tmp_path, 200, 200), "train", tokenizer, tmp_path)
         assert not caplog.text
-    for _ in range(2):
         tokenize_corpus(corpus_of(tmp_path, 200, 190), "train", tokenizer, tmp_path)
         assert "text (train): 5.0% of the tokens are unknown ('[UNK]')" in caplog.text
         caplog.clear()
-    for _ in range(2):
-        message = (
-            r"^text \(validation\): 20.0% of the tokens are unknown \('\[UNK\]'\): at most 10%"
-        )
         with pytest.raises(ValueError, match=message):
-            tokenize_corpus(corpus_of(tmp_path, 200, 160), "validation", tokenizer, tmp_path)
+            tokenize_corpus(corpus_of(tmp_path, 200, 160), "train", tokenizer, tmp_path)
 
 
 def test_texts_of_unknown_tokens_are_refused_wherever_they_are_read(tmp_path):
@@ -73,12 +69,11 @@ def test_texts_of_unknown_tokens_are_refused_wherever_they_are_read(tmp_path):
     streamed = C4Corpus(write_shards(tmp_path / "en", train=(1,), documents=70))
     write_task(tmp_path, "qasper")
     prompts = Prompts(tokenizer, TASKS["qasper"], Budget(prompt=60, answer=8))
-    readers = [
+    for read in (
         lambda: open_text("text", [str(tmp_path / "train.txt")], tmp_path / "model", tmp_path),
         lambda: next(iter(StreamedBlocks(streamed, tokenizer, 24, tmp_path))),
         lambda: tokenize_split(prompts, "train", tmp_path, tmp_path),
-    ]
-    for read in readers:
+    ):
         with pytest.raises(ValueError, match=r"of the tokens are unknown \('\[UNK\]'\): at most"):
             read()
 
@@ -96,19 +91,18 @@ def test_a_vocabulary_may_have_gaps(largest, tmp_path):
     assert model.config.vocab_size == largest + 1
     ids = torch.tensor(stream.tokens[None, :6].astype(int))
     assert model(ids, labels=ids).loss.isfinite()
-    message = f"ids up to {largest:,}.*model.vocab_size={largest:,}"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"ids up to {largest:,}.*model.vocab_size={largest:,}"):
         build_model(config, {"vocab_size": largest}, tokenizer)
     config.vocab_size = largest
     with pytest.raises(ValueError, match=f"ids up to {largest:,}.*base_model=base {largest:,}"):
         adapt_model("base", config, tokenizer)
 
 
-def saved(folder, tokenizer, kind, **settings):
+def saved(folder, tokenizer, kind):
     """The folder of a tokenizer of this class, with all its words in tokenizer.json."""
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", **settings}
+    settings = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
@@ -116,10 +110,9 @@ def saved(folder, tokenizer, kind, **settings):
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]  # special, as from this trainer
 
 
-def learned(model, text, **parts):
+def learned(model, text, pre_tokenizer, normalizer=None):
     tokenizer = Tokenizer(model)
-    for name, part in parts.items():
-        setattr(tokenizer, name, part)
+    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizer, normalizer
     trainer = trainers.BpeTrainer(
         vocab_size=600,
         special_tokens=["<unk>", "<s>", "</s>", *BYTE_TOKENS],
@@ -136,7 +129,7 @@ WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)
 @pytest.mark.parametrize("read", [lambda folder: load_tokenizer(str(folder)), read_tokenizer])
 def test_tokens_are_those_of_the_file(read, tmp_path):
     """transformers builds some classes anew, with parts that are not those of tokenizer.json."""
-    made = learned(models.BPE(), "12345", pre_tokenizer=WORDS)
+    made = learned(models.BPE(), "12345", WORDS)
     plain = read(saved(tmp_path / "plain", made, "PreTrainedTokenizerFast"))
     assert plain("12345")["input_ids"] == made.encode("12345").ids
     other = saved(tmp_path / "other", made, "Qwen2Tokenizer")
@@ -145,7 +138,7 @@ def test_tokens_are_those_of_the_file(read, tmp_path):
 
 
 def test_the_first_call_does_not_change_the_fingerprint(tmp_path):
-    made = learned(models.BPE(), "don't stop", pre_tokenizer=WORDS)
+    made = learned(models.BPE(), "don't stop", WORDS)
     made.enable_truncation(5)
     made.enable_padding()
     tokenizer = load_tokenizer(str(saved(tmp_path / "cut", made, "PreTrainedTokenizerFast")))
@@ -154,31 +147,12 @@ def test_the_first_call_does_not_change_the_fingerprint(tmp_path):
     assert tokenizer_fingerprint(tokenizer) == before
 
 
-@pytest.mark.parametrize("space", [True, False])
-def test_spaces_without_a_token_are_not_counted_as_the_bytes_of_their_sign(space):
-    pieces = ["\u2581"] * space + [*"abc"]
-    vocabulary = ["<unk>", "</s>", *BYTE_TOKENS, *pieces]
-    ids = {token: n for n, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
-    tokens = np.array(tokenizer("a b c")["input_ids"])
-    expected = 5 if space else None
-    assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected
-
-
 SPACES = normalizers.Replace(" ", "\u2581")
 REMOVED = pre_tokenizers.Split(" ", "removed")
 METASPACE = pre_tokenizers.Metaspace(prepend_scheme="first")
 PREFIXED = pre_tokenizers.ByteLevel(add_prefix_space=True)
-NORMALIZERS = [
-    normalizers.NFC(),
-    normalizers.NFKC(),
-    normalizers.Lowercase(),
-    normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
-    normalizers.Strip(),
-    normalizers.Replace(Regex(" +"), " "),
-]
+NORMALIZERS = [normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase()]
+NORMALIZERS += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +165,6 @@ NORMALIZERS = [
         (True, normalizers.ByteLevel(), None, True),
         (True, SPACES, WORDS, False),
         (True, None, pre_tokenizers.Sequence([REMOVED, WORDS]), False),
-        (True, None, pre_tokenizers.Sequence([pre_tokenizers.Digits(), PREFIXED]), False),
         (False, SPACES, None, True),
         (False, normalizers.Sequence([normalizers.Prepend("\u2581"), SPACES]), None, True),
         (False, normalizers.Sequence([normalizers.Prepend("x"), SPACES]), None, False),
@@ -203,8 +176,7 @@ NORMALIZERS = [
 def test_bytes_are_those_of_the_text_or_unknown(level, normalizer, pre_tokenizer, is_known):
     """Also those of a line break and of letters for which there are bytes alone."""
     model = models.BPE(byte_fallback=not level, unk_token=None if level else "<unk>")
-    parts = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
-    made = learned(model, "An old text  of 12 words", **{k: v for k, v in parts.items() if v})
+    made = learned(model, "An old text  of 12 words", pre_tokenizer, normalizer)
     made.decoder = decoders.ByteLevel() if level else decoders.ByteFallback()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
     text = "An old\n text  of 12 e\u0301 \ufb01\u00e9\u4e2d "
@@ -213,11 +185,19 @@ def test_bytes_are_those_of_the_text_or_unknown(level, normalizer, pre_tokenizer
     assert found == (len(text.encode()) if is_known else None)
 
 
-def test_bytes_of_unknown_tokens_are_unknown():
-    ids = {token: n for n, token in enumerate(["<unk>", "</s>", "\u2581", *"abc1\n"])}
+@pytest.mark.parametrize(
+    ("pieces", "text", "expected"),
+    [
+        (["\u2581", *"abc1\n"], "a b", 3),
+        (["\u2581", *"abc1\n"], "a d", None),
+        ([*BYTE_TOKENS, "\u2581", *"abc"], "a b", 3),
+        ([*BYTE_TOKENS, *"abc"], "a b", None),  # the sign of a space would be three bytes
+    ],
+)
+def test_bytes_of_spaces_and_of_unknown_tokens(pieces, text, expected):
+    ids = {token: n for n, token in enumerate(["<unk>", "</s>", *pieces])}
     made = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
     made.normalizer = SPACES
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
-    for text, expected in (("a b", 3), ("a d", None)):
-        (tokens,) = encode(tokenizer, [text])
-        assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected
+    (tokens,) = encode(tokenizer, [text])
+    assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected

@@ -67,11 +67,6 @@ def tokenize_corpus(
 
 
 def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStream:
-    """Reads a stream written by `_write_stream`.
-
-    Raises:
-        ValueError, LookupError, TypeError, FileNotFoundError: if it is damaged.
-    """
     facts = json.loads((folder / "facts.json").read_text())
     documents, size, count = (int(facts[name]) for name in ("documents", "bytes", "tokens"))
     path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
@@ -116,22 +111,18 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype:
-    """Returns the dtype of token ids on disk."""
     return np.dtype(np.uint16 if vocabulary_size(tokenizer) <= 2**16 else np.uint32)
 
 
 def check_unknown(
     tokenizer: PreTrainedTokenizerBase, text: str, parts: Iterable[np.ndarray], ends: int = 0
 ) -> None:
-    """Warns if tokens of a text are unknown: a model predicts them without knowing the text.
+    """Warns if tokens of a text are unknown: a model predicts them without knowing the text. Raises
+    a ValueError if their share exceeds MAX_UNKNOWN.
 
     Args:
         text: its name.
-        parts: (N,) token ids each.
-        ends: how many of the tokens are EOS after a document.
-
-    Raises:
-        ValueError: if their share exceeds MAX_UNKNOWN.
+        parts: (N,) token ids each, of which `ends` are EOS after a document.
     """
     if (unknown := unknown_id(tokenizer)) is None:
         return
@@ -166,11 +157,9 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.nd
     Raises:
         ValueError: if the tokenizer has no token for a part of a text.
     """
-    found = []
-    # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
-    ends = accumulate(map(len, texts))
-    # On all cores; lengths beyond the model's are fine.
+    found, ends = [], accumulate(map(len, texts))
     how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
     for _, group in groupby(texts, key=lambda _: next(ends) // CHARACTERS_AT_ONCE):
         try:
             encoded = tokenizer([*group], **how)["input_ids"]
@@ -207,10 +196,8 @@ class TokenBlocks(Dataset):
 
     def __init__(self, stream: TokenStream, length: int, limit: int | None = None):
         if len(stream) < length:
-            raise ValueError(
-                f"{len(stream):,} tokens are fewer than one block of length={length}; "
-                f"give more text or a smaller length"
-            )
+            count = f"{len(stream):,} tokens are fewer than one block of length={length}"
+            raise ValueError(f"{count}; give more text or a smaller length")
         self.stream, self.length = stream, length
         whole = len(stream) // length
         self.numbers = np.arange(whole)

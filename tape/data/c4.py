@@ -1,11 +1,11 @@
 """C4: a choice of its shards, tokenized as a whole, or streamed as endless blocks of tokens.
 
-The position in a stream is one integer: the number of blocks consumed. In each epoch the documents
-of all shards, in a new order, are tokenized and packed into blocks without losing tokens, EOS after
-each document. Block n belongs to window n // window, and the blocks of a window are permuted by
-(seed, window): the shuffle buffer of `datasets` is no part of its `state_dict()`, and would differ
-after a resume. A file for each window has the state of `datasets` at its start; without it the
-stream is replayed from the last known window.
+The position in a stream is the number of blocks consumed. In each epoch the documents of all
+shards, in a new order, are tokenized and packed into blocks without losing tokens, EOS after each.
+Block n belongs to window n // window, and the blocks of a window are permuted by (seed, window):
+the shuffle buffer of `datasets` is no part of its `state_dict()`, and would differ after a resume.
+A file for each window has the state of `datasets` at its start; without it the stream is replayed
+from the last known window.
 """
 
 from __future__ import annotations
@@ -112,12 +112,10 @@ class C4Corpus(Corpus):
 
         folder = root if dir is None else str(check_path("data.dir", dir).absolute())
         there = list_shards(folder)
-        asked = {
-            "train": ("shards", shards),
-            "validation": ("validation_shards", validation_shards),
-        }
-        for split, (setting, wanted) in asked.items():
-            if wanted is not None and wanted > (found := len(there[split])):
+        asked = {"train": shards or 0, "validation": validation_shards}
+        for split, wanted in asked.items():
+            if wanted > (found := len(there[split])):
+                setting = "shards" if split == "train" else "validation_shards"
                 raise ValueError(f"data.{setting}={wanted} but {folder} has {found} {split} shards")
         self.train = self._shuffled(there["train"], "choice")[:shards]
         self.held_out = there["validation"][:validation_shards]
@@ -141,11 +139,8 @@ class C4Corpus(Corpus):
 
     def _shuffled(self, shards: list[Shard], key: str) -> list[Shard]:
         """Sorts by a hash of the name, independent of other files in the folder."""
-
-        def rank(shard: Shard) -> str:
-            return hashlib.sha256(f"{self.seed} {key} {shard.name}".encode()).hexdigest()
-
-        return sorted(shards, key=rank)
+        names = {shard: f"{self.seed} {key} {shard.name}" for shard in shards}
+        return sorted(shards, key=lambda shard: hashlib.sha256(names[shard].encode()).digest())
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
@@ -167,11 +162,7 @@ class C4Corpus(Corpus):
 
 def list_shards(folder: str) -> dict[Split, list[Shard]]:
     """Returns the sorted shards with official names in a local folder or URL; numbers may be
-    missing.
-
-    Raises:
-        OSError: if the folder cannot be listed, or a split has none.
-    """
+    missing. Raises an OSError if the folder cannot be listed, or a split has none."""
     try:
         files, path = url_to_fs(folder)
         entries = files.ls(path, detail=True)
@@ -187,20 +178,15 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
             url = files.unstrip_protocol(entry["name"]).removeprefix("file://")
             found[match[1]].append(Shard(name, url, entry["size"], version))
     if missing := " or ".join(split for split, shards in found.items() if not shards):
-        raise FileNotFoundError(
-            f"no {missing} shards among the {len(entries):,} files of {folder}; their names must "
-            f"be {NAMES}"
-        )
+        there = f"no {missing} shards among the {len(entries):,} files of {folder}"
+        raise FileNotFoundError(f"{there}; their names must be {NAMES}")
     return found
 
 
 class StreamedBlocks(IterableDataset):
     """Blocks of `length` tokens as inputs and labels of a causal model, from number `start` on,
-    determined by the corpus, the tokenizer, `length` and `seed`.
-
-    Raises:
-        ValueError: when iterated in a worker, or over no documents.
-    """
+    determined by the corpus, the tokenizer, `length` and `seed`. An iteration in a worker, or over
+    no documents, raises a ValueError."""
 
     def __init__(
         self,
@@ -221,10 +207,6 @@ class StreamedBlocks(IterableDataset):
 
     def describe(self) -> str:
         return "streamed"
-
-    def seek(self, block: int) -> None:
-        """Starts the next iteration at this block."""
-        self.start = block
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         if get_worker_info() is not None:
@@ -270,12 +252,8 @@ class StreamedBlocks(IterableDataset):
         self, epoch: int = 0, shard: int = 0, rows: dict[str, Any] | None = None
     ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
         """Yields the tokens of some documents, endlessly, each time with the arguments of this
-        function that begin with these documents.
-
-        Args:
-            shard: its number in the epoch's order.
-            rows: `state_dict()` of its rows; None: all of them.
-        """
+        function that begin with these documents: epoch, number of the shard in its order, and
+        `state_dict()` of its rows (None: all of them)."""
         checked = False
         while True:
             whole, order = shard == 0 and rows is None, self.corpus.order(self.seed, epoch)

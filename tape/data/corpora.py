@@ -81,11 +81,6 @@ class FileCorpus(Corpus):
     field = "text"
     validation_fraction: float
 
-    @property
-    def by_content(self) -> bool:
-        """Whether documents are held out by their content."""
-        return self.parts is None
-
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.files if self.parts is None else self.parts[split]:
             for text in documents(path, self.field):
@@ -108,7 +103,7 @@ class FileCorpus(Corpus):
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.rule.encode())
-        if self.by_content and self._highest >= self.validation_fraction:
+        if self.parts is None and self._highest >= self.validation_fraction:
             digest.update(b"the lowest")
         for path in self.files:
             # The same bytes give other documents if the file type differs.
@@ -139,10 +134,8 @@ class LocalCorpus(FileCorpus):
         parts = {path: path.relative_to(self.root).parts for path in found}
         self.files = sorted(path for path in parts if not self.EXCLUDED & {*parts[path]})
         if not self.files:
-            raise FileNotFoundError(
-                f"Python's standard library has no source files in {self.root}; "
-                f"use data=text with data.files=... instead"
-            )
+            missing = f"Python's standard library has no source files in {self.root}"
+            raise FileNotFoundError(f"{missing}; use data=text with data.files=... instead")
         names = {path: path.relative_to(self.root).as_posix() for path in self.files}
         self.parts = {"train": [], "validation": []}
         for path, name in names.items():
@@ -151,11 +144,8 @@ class LocalCorpus(FileCorpus):
 
 
 class TextCorpus(FileCorpus):
-    """The user's own files; settings: config/data/text.yaml.
-
-    Without files for validation, some documents are held out. A single plain file is cut near its
-    end instead.
-    """
+    """The user's own files; settings: config/data/text.yaml. Without files for validation, some
+    documents are held out; a single plain file is cut near its end instead."""
 
     remedy = "give data.validation=FILE or more documents"
 
@@ -181,15 +171,11 @@ class TextCorpus(FileCorpus):
             raise FileNotFoundError("every file of data.files is in data.validation as well")
         self.parts = {"train": train, "validation": held_out} if held_out else None
         self.files = train + held_out
+        self.is_lone = len(self.files) == 1 and self.files[0].suffix in PLAIN
         self.rule = f"{len(held_out)} held out, {validation_fraction}, {field}"
 
-    @property
-    def by_content(self) -> bool:
-        lone = len(self.files) == 1 and self.files[0].suffix in PLAIN
-        return super().by_content and not lone
-
     def documents(self, split: Split) -> Iterator[str]:
-        if self.by_content or self.parts is not None:
+        if not self.is_lone:
             yield from super().documents(split)
             return
         for text in documents(self.files[0], self.field):
@@ -212,11 +198,7 @@ class WholeText(FileCorpus):
 
 class RedPajamaCorpus(FileCorpus):
     """RedPajama-Data-1T-Sample (Together Computer 2023): eleven JSON lines files, about a billion
-    tokens from the sources of Llama's training data. Settings: config/data/redpajama.yaml.
-
-    Raises:
-        FileNotFoundError: if the folder has none of the files, or the hub cannot provide one.
-    """
+    tokens from the sources of Llama's training data. Settings: config/data/redpajama.yaml."""
 
     HUB = "togethercomputer/RedPajama-Data-1T-Sample"
     CRAWLS = ("cc_2019-30", "cc_2020-05", "cc_2021-04", "cc_2022-05", "cc_2023-06")
@@ -238,10 +220,8 @@ class RedPajamaCorpus(FileCorpus):
         self.files = [folder / each for each in names if (folder / each).is_file()]
         missing = [each for each in names if folder / each not in self.files]
         if not self.files:
-            raise FileNotFoundError(
-                f"data.dir={folder} has none of {', '.join(names)}; they are on "
-                f"https://huggingface.co/datasets/{self.HUB}"
-            )
+            hub = f"https://huggingface.co/datasets/{self.HUB}"
+            raise FileNotFoundError(f"data.dir={folder} has none of {', '.join(names)}: {hub}")
         if missing:
             log.warning("%s lacks %s of %s files: %s", folder, len(missing), len(names), missing)
 
@@ -261,9 +241,7 @@ class RedPajamaCorpus(FileCorpus):
 class BigramCorpus(Corpus):
     """Documents whose statistics are their own, the same on every machine: each is a Markov chain
     over 16 letters with a random transition table. Nothing about a letter is known except from
-    earlier letters of its document, and a longer context is worth more at any length.
-    docs/text.md has the lowest loss that a model can reach.
-    """
+    earlier letters of its document. docs/text.md has the lowest loss that can be reached."""
 
     SYMBOLS = 16
     CONCENTRATION = 0.1  # of the Dirichlet distribution of a row of a table
@@ -377,8 +355,6 @@ def _inside(setting: str, path: Path) -> list[Path]:
         raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {path}")
     if others:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common())
-        log.warning(
-            f"{setting}: {len(inside):,} files of {path} are read; left out: {kinds}; "
-            f"only {', '.join(KNOWN)} are read"
-        )
+        read = f"{len(inside):,} files of {path} are read; left out: {kinds}"
+        log.warning(f"{setting}: {read}; only {', '.join(KNOWN)} are read")
     return inside

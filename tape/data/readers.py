@@ -60,14 +60,8 @@ def reading(path: object) -> Iterator[None]:
 
 
 def documents(path: Path, field: str) -> Iterator[str]:
-    """Yields the documents of a local file that are not blank.
-
-    Args:
-        field: the column of the documents, in a file of rows.
-
-    Raises:
-        ValueError: for a row without text, or a file that cannot be read; names them.
-    """
+    """Yields the documents of a local file that are not blank: in a file of rows, its column
+    `field`. Raises a ValueError that names a row without text, or a file that cannot be read."""
     with reading(path):
         if path.suffix not in PLAIN:
             return texts(rows_of(path, field), path)
@@ -88,11 +82,8 @@ def texts(rows: Iterable[dict[str, str]], path: str | Path) -> Iterator[str]:
 
 def rows_of(path: str | Path, field: str) -> IterableDataset:
     """Returns rows with the document of each line of a file of JSON lines, or of each row of a
-    .csv or .parquet file, as `text`; it is empty for a blank line.
-
-    Args:
-        path: a local file or a URL; .gz, .zst and other compressed files are decompressed.
-    """
+    .csv or .parquet file, as `text`; it is empty for a blank line. The local file or URL may be
+    compressed (.gz, .zst and others)."""
     # As a DataFilesList, a name with brackets is not taken for a pattern.
     files = DataFilesDict(train=DataFilesList([str(path)], []))
     load = partial(load_dataset, data_files=files, split="train", streaming=True)
@@ -107,10 +98,8 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
     elif encoding.lower() in ("utf-8", "utf8"):
         rows, is_json = load("text"), True
     else:
-        raise ValueError(
-            f"{path}: the locale's encoding, {encoding}, would be used for compressed text; "
-            "set PYTHONUTF8=1"
-        )
+        reason = f"the locale's encoding, {encoding}, would be used for compressed text"
+        raise ValueError(f"{path}: {reason}; set PYTHONUTF8=1")
     return rows.map(partial(_document, path, field, is_json), with_indices=True)
 
 

@@ -38,19 +38,15 @@ LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE with `vocab_size` tokens on the corpus's sample, cached on disk. Its
-    end-of-text token serves as BOS and EOS; padding has its own token.
+    end-of-text token serves as BOS and EOS; padding has its own token. Raises a ValueError if the
+    vocabulary is too small for all bytes, or the text yields fewer tokens.
 
     If the sample has runs of more than `MAX_PIECE` characters without a space, such as Chinese or
     DNA, training and encoding cut them: training time is quadratic in the length of a piece.
-
-    Raises:
-        ValueError: if the vocabulary is too small for all bytes, or the text yields fewer tokens.
     """
-    if vocab_size < BYTES + 2:
-        raise ValueError(
-            f"vocab_size={vocab_size} must be at least {BYTES + 2}, for every byte and 2 special "
-            "tokens"
-        )
+    if vocab_size < (least := BYTES + 2):
+        reason = "for every byte and 2 special tokens"
+        raise ValueError(f"vocab_size={vocab_size} must be at least {least}, {reason}")
 
     def read(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = load_tokenizer(str(folder))
@@ -99,21 +95,16 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
     if not documents:
         raise no_documents(corpus, "train")
     if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(
-            f"the training text is too small for vocab_size={vocab_size}: give "
-            f"vocab_size={tokenizer.get_vocab_size()}, all tokens that it yields, or add text"
-        )
+        remedy = f"vocab_size={tokenizer.get_vocab_size()}, all tokens that it yields, or add text"
+        raise ValueError(f"the training text is too small for {vocab_size=}: give {remedy}")
     if not is_cut:
         tokenizer.pre_tokenizer = words
     return tokenizer, is_cut
 
 
 def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or from the hub.
-
-    Raises:
-        ValueError: if it cannot be found, or has no end-of-text token to join documents with.
-    """
+    """Loads a tokenizer from a folder or from the hub. Raises a ValueError if it cannot be found,
+    or has no end-of-text token to join documents with."""
     check_text("tokenizer", name_or_folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
@@ -122,10 +113,8 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
         if file.is_file():
             reason = f"({type(error).__name__}: {reason}): create it again"
             raise ValueError(f"{file} is damaged {reason}") from error
-        raise ValueError(
-            f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor available from "
-            f"the hub: {reason}"
-        ) from error
+        found = "is neither a folder with a tokenizer nor available from the hub"
+        raise ValueError(f"tokenizer={name_or_folder!r} {found}: {reason}") from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")
     check_tokens(tokenizer, name_or_folder)

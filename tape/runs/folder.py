@@ -64,10 +64,8 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
             if earlier:
                 configuration = configuration | {EARLIER: earlier}
     elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise ValueError(
-            f"{folder} has files but no {CONFIGURATION}: it is not a run's folder; choose another "
-            "name=... or output_dir=..."
-        )
+        found = f"{folder} has files but no {CONFIGURATION}: it is not a run's folder"
+        raise ValueError(f"{found}; choose another name=... or output_dir=...")
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
     return configuration
 
@@ -75,11 +73,10 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
 def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     changes = differences(_without(MAY_CHANGE, before), _without(MAY_CHANGE, now))
     if changes:
-        raise ValueError(
-            f"{folder} holds a run with another configuration:\n"
-            + "\n".join(f"  {change}" for change in changes)
-            + "\ngive this run its own name=... or output_dir=..., or remove that folder."
-        )
+        lines = [f"{folder} holds a run with another configuration:"]
+        lines += [f"  {change}" for change in changes]
+        remedy = "give this run its own name=... or output_dir=..., or remove that folder."
+        raise ValueError("\n".join([*lines, remedy]))
     # Earlier versions did not record the code.
     if before.get("code") not in (None, now.get("code")) and not now.get("accept_new_code"):
         raise ValueError(
@@ -91,10 +88,7 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
 def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any]:
     """Returns the configuration recorded by `register_run`, flat: `trainer.max_steps` and so on.
     The name TRAINED gives that of the saved weights: a run that was resumed since has a newer one.
-
-    Raises:
-        ValueError: if there is no such file, or it is damaged.
-    """
+    Raises a ValueError if there is no such file, or it is damaged."""
     recorded = folder / name
     if not recorded.is_file():
         raise ValueError(f"{folder} has no {name}: give the folder of a run that has finished")

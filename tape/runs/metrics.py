@@ -52,11 +52,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def metric_rows(folder: Path) -> list[dict[str, Any]]:
     """Returns the metrics of a run in long form: losses by step, the median speed, the peak memory;
-    none if the run keeps no metrics.
-
-    Raises:
-        ValueError: if the file is damaged, or has no training loss.
-    """
+    none if the run keeps no metrics. Raises a ValueError if the file is damaged, or has no training
+    loss."""
     path = folder / MetricsFile.FILE
     logged = read_metrics(path)
     losses = [row for row in logged if "loss" in row]

@@ -51,11 +51,8 @@ WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 def training_arguments(
     settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]
 ) -> TrainingArguments:
-    """Returns the arguments of a run's Trainer, by default for a GPU where there is one.
-
-    Raises:
-        ValueError: for settings of `trainer` that transformers or runs here refuse.
-    """
+    """Returns the arguments of a run's Trainer, by default for a GPU where there is one. Raises a
+    ValueError for settings of `trainer` that transformers or runs here refuse."""
     given = settings.trainer
     try:
         with without_deprecations():
@@ -65,11 +62,8 @@ def training_arguments(
     for name in ("output_dir", "seed"):
         if given[name] != getattr(settings, name):
             raise ValueError(f"trainer.{name}={given[name]}: set {name}=... instead")
-    for name in ("do_train", "do_eval", "do_predict"):
-        if name in given:
-            raise ValueError(
-                f"trainer.{name}: a run validates by trainer.eval_strategy; leave it out"
-            )
+    for name in {"do_train", "do_eval", "do_predict"} & given.keys():
+        raise ValueError(f"trainer.{name}: a run validates by trainer.eval_strategy; leave it out")
     check_training(arguments)
     return arguments
 
@@ -83,10 +77,8 @@ def check_training(arguments: TrainingArguments) -> None:
             "form one group; on a CPU give +trainer.use_cpu=true, for one process unset WORLD_SIZE"
         )
     if (gpus := arguments.n_gpu) > 1:
-        raise ValueError(
-            f"one process sees {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "
-            f"script/train.sh, or select one with CUDA_VISIBLE_DEVICES=0"
-        )
+        remedy = f"start one per GPU with NGPUS={gpus} bash script/train.sh, or select one with "
+        raise ValueError(f"one process sees {gpus} GPUs: {remedy}CUDA_VISIBLE_DEVICES=0")
     _check_schedule(arguments)
     for name, usual, value in _fields_and_defaults(arguments):
         reasons = (reason for names, reason in FIXED.items() if re.fullmatch(names, name))
@@ -94,10 +86,8 @@ def check_training(arguments: TrainingArguments) -> None:
             value = getattr(value, "value", value)
             raise ValueError(f"trainer.{name}={value}: {reason}; leave it at its default")
     if arguments.gradient_checkpointing_kwargs and not arguments.gradient_checkpointing:
-        raise ValueError(
-            "trainer.gradient_checkpointing_kwargs has no effect without "
-            "trainer.gradient_checkpointing=true"
-        )
+        name = "trainer.gradient_checkpointing"
+        raise ValueError(f"{name}_kwargs has no effect without {name}=true")
 
 
 def _fields_and_defaults(arguments: TrainingArguments) -> Iterator[tuple[str, Any, Any]]:

@@ -53,9 +53,9 @@ def check_memory(needed: int, owner: str, what: str, remedy: str) -> None:
     """Raises a ValueError if `needed` bytes exceed this machine's memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
+        asked, there = (f"{size / 2**30:,.0f} GiB" for size in (needed, memory))
         raise ValueError(
-            f"{owner}: {needed / 2**30:,.0f} GiB {what} exceed the {memory / 2**30:,.0f} GiB "
-            f"of memory of this machine; {remedy}"
+            f"{owner}: {asked} {what} exceed the {there} of memory of this machine; {remedy}"
         )
 
 
@@ -76,17 +76,13 @@ def build_model(
 def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
     """Returns the configuration of the checkpoint `base` (a folder or a name on the hub) with other
     fields. The name "keep" in `position` keeps the checkpoint's encoding, of which other arguments
-    are replaced; null arguments of YaRN extend its length to the new one.
-
-    Raises:
-        ValueError: if there is no such checkpoint, or for settings that do not fit its weights.
-    """
+    are replaced; null arguments of YaRN extend its length to the new one. Raises a ValueError if
+    there is no such checkpoint, or for settings that do not fit its weights."""
     check_arguments("model", shape, FIELDS)
     owner = f"base_model={base}"
     if (Path(base) / ADAPTER).is_file():
-        raise ValueError(
-            f"{owner} is an adapter; merge it into its base first: tape export {base} --out FOLDER"
-        )
+        remedy = f"merge it into its base first: tape export {base} --out FOLDER"
+        raise ValueError(f"{owner} is an adapter; {remedy}")
     before = _settled(owner, lambda: TapeConfig.from_pretrained(base))
     if getattr(before, "quantization_config", None) is not None:
         raise ValueError(f"{owner} holds quantized weights; use the original model")
@@ -111,11 +107,8 @@ def adapt_model(
     base: str, config: TapeConfig, tokenizer: PreTrainedTokenizerBase, frozen: str | None = None
 ) -> TapeForCausalLM:
     """Loads a checkpoint into a configuration of `adapted_config`, with frozen weights stored as
-    `frozen` (`tape.model.adapters.check_frozen`). Weights that an encoding adds are initialised.
-
-    Raises:
-        ValueError: if other weights are missing, or for a tokenizer that does not fit.
-    """
+    `frozen` (`tape.model.adapters.check_frozen`). Weights that an encoding adds are initialised. A
+    ValueError is raised if others are missing, or for a tokenizer that does not fit."""
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
     before = TapeConfig.from_pretrained(base)
     changed = config.position != before.position

@@ -165,8 +165,8 @@ def reached(rows: Iterable[Mapping[str, Any]], criterion: float | None) -> int |
 
 
 def last_step(step: int | None, most: int) -> int:
-    """Returns the last step of a run that reached the criterion at `step`: 20 % more, at most
-    `most`. A run that did not reach it (None) uses all steps, and has failed."""
+    """Returns the last step of a run that reached the criterion at `step`: 20 % more, up to `most`;
+    `most` for one that did not reach it (None), and has failed."""
     return most if step is None else min(most, math.ceil(step * (1 + MORE)))
 
 

@@ -27,10 +27,8 @@ def check_rates(
     if "adamw_torch" not in arguments.optim:
         raise ValueError(f"{given} with trainer.optim={arguments.optim}: give adamw_torch")
     if method and "matrix_learning_rate" in rates:
-        raise ValueError(
-            f"optimizer=muon with peft={method.name}, which trains few or no hidden matrices: give "
-            "optimizer=adamw"
-        )
+        reason = "which trains few or no hidden matrices: give optimizer=adamw"
+        raise ValueError(f"optimizer=muon with peft={method.name}, {reason}")
 
 
 def optimizer_of(
@@ -38,17 +36,10 @@ def optimizer_of(
 ) -> Optimizer:
     """Returns the optimizer of a run with `rates`: a `matrix_learning_rate` of the hidden matrices,
     which Muon trains, and an `encoding_factor` of the learning rate of the encoding's parameters.
-
-    Raises:
-        ValueError: for a factor if the encoding has no parameters of its own.
-    """
+    Raises a ValueError for a factor if the encoding has no parameters of its own."""
     rate, factor = rates.get("matrix_learning_rate"), rates.get("encoding_factor")
-    groups = parameter_groups(
-        model,
-        arguments.weight_decay,
-        encoding_rate=None if factor is None else factor * arguments.learning_rate,
-        muon=rate is not None,
-    )
+    own, muon = None if factor is None else factor * arguments.learning_rate, rate is not None
+    groups = parameter_groups(model, arguments.weight_decay, encoding_rate=own, muon=muon)
     kind, given = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     return kind(groups, **given) if rate is None else MuonWithAdamW(groups, rate, given)
 
@@ -88,11 +79,7 @@ def decayed(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(
-    model: nn.Module,
-    weight_decay: float,
-    *,
-    encoding_rate: float | None = None,
-    muon: bool = False,
+    model: nn.Module, weight_decay: float, *, encoding_rate: float | None = None, muon: bool = False
 ) -> list[dict[str, Any]]:
     """Returns groups of the parameters that train: those that are decayed and others, the same of
     the encoding if it has an `encoding_rate`, and the hidden matrices for Muon."""
@@ -128,9 +115,7 @@ class Muon(Optimizer):
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for matrices, with
     Nesterov's momentum. It computes what `torch.optim.Muon` does in bfloat16 on every device."""
 
-    def __init__(
-        self, params: Any, lr: float, weight_decay: float = 0.1, momentum: float = 0.95
-    ) -> None:
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.1, momentum: float = 0.95):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()

@@ -49,7 +49,7 @@ def scored_windows(
 
 
 def places(windows: list[Window]) -> np.ndarray:
-    """Returns the places of the scored tokens in the text: (M,)."""
+    """Returns where the scored tokens are in the text: (M,)."""
     return np.concatenate([np.arange(window.first, window.stop) for window in windows])
 
 
@@ -88,16 +88,12 @@ def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, An
 
 
 def headline(facts: dict[str, Any]) -> str:
-    about = (
-        f"position {facts['position']['name']}, attention {facts['attention']}, "
-        f"{facts['parameters']:,} parameters, {facts['steps']:,} steps"
-    )
-    if facts["tokens_per_second"] is None:
-        return about
-    return (
-        f"{about}, {facts['tokens_per_second']:,.0f} tokens/s in training (median), "
-        f"peak memory {facts['peak_memory_gib']} GiB"
-    )
+    parts = [f"position {facts['position']['name']}", f"attention {facts['attention']}"]
+    parts += [f"{facts['parameters']:,} parameters", f"{facts['steps']:,} steps"]
+    if facts["tokens_per_second"] is not None:
+        parts.append(f"{facts['tokens_per_second']:,.0f} tokens/s in training (median)")
+        parts.append(f"peak memory {facts['peak_memory_gib']} GiB")
+    return ", ".join(parts)
 
 
 def write_report(
@@ -135,13 +131,9 @@ def write_report(
     for name, each in ({f"{n} ({n // length}x)": found[n] for n in found} | grams).items():
         bits = each["bits_per_byte"]
         lines.append([name, f"{each['perplexity']:.2f}", "-" if bits is None else f"{bits:.4f}"])
-    text = TEXT.format(
-        name=folder.name,
-        headline=headline(summary),
-        table=markdown_table(lines),
-        stride=length // 2,
-        tokens=len(scored),
-    )
+    about, table = headline(summary), markdown_table(lines)
+    counts = {"stride": length // 2, "tokens": len(scored)}
+    text = TEXT.format(name=folder.name, headline=about, table=table, **counts)
     if grams:
         text += ABOUT_GRAMS.format(seen.size)
     publish(folder, metrics, summary, text)

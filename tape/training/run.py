@@ -23,13 +23,7 @@ from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_arguments
-from tape.training.build import (
-    adapt_model,
-    adapted_config,
-    build_model,
-    identity,
-    new_config,
-)
+from tape.training.build import adapt_model, adapted_config, build_model, identity, new_config
 from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
 from tape.training.optimizer import check_rates
 from tape.training.task import Task
@@ -70,13 +64,9 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         task.check(model)
         record = record_of(settings, arguments, task, model)
         record, checkpoint, finished = begin_or_resume(folder, record, arguments, task.criterion)
-        log.info(
-            "position %s, attention %s, %s parameters, %s",
-            model.config.position["name"],
-            model.config._attn_implementation,
-            f"{model.num_parameters():,}",
-            task.describe(),
-        )
+        kernel, size = model.config._attn_implementation, f"{model.num_parameters():,} parameters"
+        encoding = model.config.position["name"]
+        log.info("position %s, attention %s, %s, %s", encoding, kernel, size, task.describe())
         if method:
             model = adapt(model, method, base, record["base_weights"], settings.frozen)
             cast_frozen(model, settings.frozen)
@@ -96,7 +86,6 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         trainer.save_final(record)
         if not main:
             return ""
-        kernel = model.config._attn_implementation
         del trainer, model  # the report uses the saved model
         saved = load_model(folder, attn_implementation=kernel)
         report = task.report(folder, saved.to(arguments.device))
@@ -109,17 +98,15 @@ def configuration_of(
     settings: RunSettings, arguments: TrainingArguments
 ) -> tuple[Method | None, TapeConfig]:
     """Returns how the base model is adapted (None if all of the model trains), and the
-    configuration of the run's model. Raises a ValueError for settings that are in conflict."""
+    configuration of the run's model."""
     method = Method.of(settings.peft) if settings.peft else None
     check_frozen(settings.frozen, method, arguments.bf16)
     check_rates(settings.optimizer, arguments, method)
     if method and not settings.base_model:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
     if settings.base_model:
-        config = adapted_config(settings.base_model, settings.model, settings.position)
-    else:
-        config = new_config(settings.model, settings.position)
-    return method, config
+        return method, adapted_config(settings.base_model, settings.model, settings.position)
+    return method, new_config(settings.model, settings.position)
 
 
 def record_of(
@@ -169,10 +156,8 @@ def begin_or_resume(
     if arguments.process_index == 0:
         checkpoint = last_complete(folder)
         if checkpoint is not None and step_of(checkpoint) > arguments.max_steps:
-            raise ValueError(
-                f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or "
-                f"give the shorter run another name=..."
-            )
+            beyond = f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}"
+            raise ValueError(f"{beyond}; raise it, or give the shorter run another name=...")
         settings = register_run(folder, settings)
         provenance.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]

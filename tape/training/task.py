@@ -33,12 +33,10 @@ class Task:
         raise NotImplementedError
 
     def check(self, model: TapeForCausalLM) -> None:
-        """Raises a ValueError before training if `measure` or `report` does not support the
-        model."""
+        """Raises a ValueError before training for a model that cannot be measured or reported."""
 
     def measure(self, model: TapeForCausalLM) -> dict[str, float]:
-        """Returns measures by name that each validation reports with its loss, equal in all
-        processes."""
+        """Returns measures by name for each validation, equal in all processes."""
         return {}
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:

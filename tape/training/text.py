@@ -1,5 +1,4 @@
-"""Pre-training on text: a corpus in blocks of tokens, or a stream of them; perplexity in the
-report."""
+"""Pre-training on text, in blocks of tokens or a stream of them; its report has perplexities."""
 
 from __future__ import annotations
 
@@ -85,21 +84,19 @@ class TextTask(Task):
 def follow_stream(
     blocks: StreamedBlocks, arguments: TrainingArguments, checkpoint: Path | None
 ) -> None:
-    """Starts a run at the first block that its checkpoint has not seen: the position in a stream
-    follows from the number of steps."""
+    """Starts a run at the first block that its checkpoint has not seen."""
     if workers := arguments.dataloader_num_workers:
         raise ValueError(
             f"trainer.dataloader_num_workers={workers} with a streamed corpus: must be 0; the "
             "tokenizer uses all cores by itself, ahead of training"
         )
     arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
-    blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
+    blocks.start = (step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments)
 
 
 class ContinuedStream(TrainerCallback):
     """Restores what transformers does not when a run resumes without skipping batches: the random
-    state, of which opening a data loader draws a number, and the epoch (the share of the run that
-    is completed)."""
+    state, of which opening a data loader draws a number, and the epoch, the share of the run."""
 
     def __init__(self, trainer: Trainer, checkpoint: Path):
         self.trainer, self.checkpoint = trainer, checkpoint

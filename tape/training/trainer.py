@@ -51,13 +51,8 @@ def collated(
 
 
 class LanguageModelTrainer(Trainer):
-    """Trainer for sequences of up to `length` tokens in training order.
-
-    Args:
-        measure: whose results each validation adds.
-        rates: may hold a `matrix_learning_rate`, with which Muon trains hidden matrices, and an
-            `encoding_factor` of the learning rate of the encoding's own parameters.
-    """
+    """Trainer for sequences of up to `length` tokens in training order, with the `rates` of
+    `optimizer_of`. Each validation adds the results of `measure`."""
 
     def __init__(
         self,
