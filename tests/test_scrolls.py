@@ -26,8 +26,8 @@ ROOT = Path(__file__).parent.parent
 BUDGET = Budget(prompt=60, answer=8)
 
 
-def byte_tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:
-    """A token per byte, and a few merges; with `bos`, texts begin with one."""
+def byte_tokenizer(texts=("Where was the otter seen? At the mill.",) * 9, bos=False):
+    """A token per byte, and a few merges from texts; with `bos`, texts begin with one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,7 +37,7 @@ def byte_tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["Where was the otter seen? At the mill."] * 9, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
     return PreTrainedTokenizerFast(
@@ -51,7 +51,7 @@ def rows_of(folder, task, split="train"):
 
 
 def examples_of(folder, task="qasper", split="train", budget=BUDGET, bos=False):
-    prompts = Prompts(byte_tokenizer(bos), TASKS[task], budget)
+    prompts = Prompts(byte_tokenizer(bos=bos), TASKS[task], budget)
     return tokenize_split(prompts, split, folder, folder / "cache")
 
 
