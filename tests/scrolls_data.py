@@ -46,9 +46,8 @@ def write_task(folder: Path, task: str, train=4, validation=3, zipped=True) -> P
         rows = []
         for n in range(ids):
             asked, golds = _asked(task, split, n)
+            golds = [None] if split == "test" else golds
             rows += [(f"{task}-{split}-{n}", asked, gold) for gold in golds]
-        if split == "test":
-            rows = [(id_, asked, None) for id_, asked, _ in rows]
         write_rows(folder / task / f"{split}.jsonl", rows)
     if not zipped:
         return folder / task

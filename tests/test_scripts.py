@@ -13,8 +13,7 @@ import yaml
 from commands import ROOT, run_command
 from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
-from test_scrolls import byte_tokenizer
-from test_scrolls_generation import make_speaker
+from test_scrolls_generation import make_base
 
 
 @pytest.fixture
@@ -112,9 +111,7 @@ def test_a_day_with_a_gpu_says_what_is_left(run_script, tmp_path):
 @pytest.mark.parametrize("method", ["adape", "longlora"])
 def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method):
     """The recipe, but for its size; rotary methods give a plain Llama."""
-    tokenizer = byte_tokenizer()
-    for part in (make_speaker("rope", tokenizer), tokenizer):
-        part.save_pretrained(tmp_path / "base")
+    make_base(tmp_path / "base", "rope")
     small = ["base_model=base", "length=32", "data=text", f"data.files={text}", "eval_blocks=4"]
     small += ["trainer.max_steps=2", "trainer.gradient_accumulation_steps=2", "report.tokens=64"]
     small += ["trainer.warmup_steps=1"]
@@ -134,9 +131,7 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
 def test_scrolls_from_zips_to_scores(done, tmp_path, task):
     (zips := tmp_path / "data" / "scrolls").mkdir(parents=True)
     write_task(zips, task)
-    tokenizer = byte_tokenizer()
-    for model in (make_speaker("tape", tokenizer), tokenizer):
-        model.save_pretrained(tmp_path / "output" / "adape_c4")
+    make_base(tmp_path / "output" / "adape_c4")
 
     tiny = ["budget=demo", "trainer.max_steps=2", "trainer.per_device_train_batch_size=2"]
     tiny += ["trainer.gradient_accumulation_steps=1"]
@@ -157,9 +152,7 @@ def test_scrolls_from_zips_to_scores(done, tmp_path, task):
 @pytest.mark.slow
 def test_the_demo(run_script, tmp_path):
     """As many steps as tell the kinds of questions apart, from a model that was never trained."""
-    tokenizer = byte_tokenizer()
-    for model in (make_speaker("tape", tokenizer), tokenizer):
-        model.save_pretrained(tmp_path / "output" / "adape_local")
+    make_base(tmp_path / "output" / "adape_local")
     demo = run_script("scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
     printed, _ = demo.communicate()
     assert demo.returncode == 0, printed

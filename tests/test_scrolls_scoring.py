@@ -23,7 +23,7 @@ DOCUMENTED = (
     ["exact match example", "hello there", "general kenobi"],
     [["exact match example"], ["hello", "hi there"], ["commander kenobi"]],
 )
-COUNTS = {"num_predicted": 3, "mean_prediction_length_characters": 14.6667}
+ROUGE = {"rouge/rouge1": 72.2222, "rouge/rouge2": 33.3333, "rouge/rougeL": 72.2222}
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,7 @@ COUNTS = {"num_predicted": 3, "mean_prediction_length_characters": 14.6667}
         (exact_match, "the", [""], 1),
         (exact_match, "nai\u0308ve", ["naïve"], 0),  # two codings of a text are two texts
         # Punctuation, of which only ASCII's counts, goes before articles are looked for.
-        (
-            exact_match,
-            "The  Cat\tsat\non a state-of-the-art mat.",
-            ["cat sat on stateoftheart mat"],
-            1,
-        ),
+        (exact_match, "The  Cat\ton a state-of-the-art\n mat", ["cat on stateoftheart mat"], 1),
         (exact_match, "A. B, the! ÉCOLE  Straße\u00a0end", ["b école straße end"], 1),
         (exact_match, "“the” …quoted¿", ["quoted"], 0),
         # blue once and red once in common: 2 of 3 and 2 of 4 words.
@@ -57,10 +52,7 @@ def test_exact_match_and_f1_by_hand(metric, text, golds, expected):
 def test_every_variant_of_rouge_has_its_own_best_gold():
     """The first gold has the same words in reverse: 1, 0 and 1/4. Of the second 3 of 8 words and 2
     of 7 pairs are there in order, of 4 and 3: 1/2, 2/5 and 1/2."""
-
-    def rouge(prediction, golds):
-        return [*example("rouge", prediction, golds).values()]
-
+    rouge = lambda *given: [*example("rouge", *given).values()]  # noqa: E731
     prediction = "red green blue pink"
     golds = ["pink blue green red", "red green blue x y z w v"]
     assert rouge(prediction, golds[:1]) == pytest.approx([1, 0, 0.25])
@@ -74,25 +66,21 @@ def test_every_variant_of_rouge_has_its_own_best_gold():
 
 
 @pytest.mark.parametrize(
-    ("metric", "values", "score", "tasks"),
+    ("tasks", "values", "score"),
     [
-        ("exact_match", {"exact_match": 33.3333}, {}, ["quality", "contract_nli"]),
-        ("f1", {"f1": 72.2222}, {}, ["narrative_qa", "qasper", "sample"]),
-        (
-            "rouge",
-            {"rouge/rouge1": 72.2222, "rouge/rouge2": 33.3333, "rouge/rougeL": 72.2222},
-            {"rouge/geometric_mean": 55.8136},
-            ["gov_report", "summ_screen_fd", "qmsum"],
-        ),
+        (["quality", "contract_nli"], {"exact_match": 33.3333}, {}),
+        (["narrative_qa", "qasper", "sample"], {"f1": 72.2222}, {}),
+        (["gov_report", "summ_screen_fd", "qmsum"], ROUGE, {"rouge/geometric_mean": 55.8136}),
     ],
 )
-def test_the_documented_example(metric, values, score, tasks):
+def test_the_documented_example(tasks, values, score):
     """With the keys in the official order."""
-    assert [task.name for task in TASKS.values() if task.metric == metric] == tasks
     (whole,) = (score or values).values()
+    counts = {"num_predicted": 3, "mean_prediction_length_characters": 14.6667}
     shown = {"display_keys": [*values], "display": [*values.values()]}
-    expected = values | score | COUNTS | {"scrolls_score": whole} | shown
-    assert [*results(TASKS[tasks[0]], *DOCUMENTED).items()] == [*expected.items()]
+    expected = values | score | counts | {"scrolls_score": whole} | shown
+    for task in tasks:
+        assert [*results(TASKS[task], *DOCUMENTED).items()] == [*expected.items()]
 
 
 @pytest.fixture(scope="module")
@@ -210,9 +198,7 @@ def test_the_table_of_the_benchmark(evaluate, official, tmp_path):
     done, out = evaluate(official, given, task=None, file=""), tmp_path / "out"
     assert done.status == 65 and "qasper/fire.json: Expecting" in done.err
     rows = pd.read_csv(out / "table.csv", index_col="encoding")
-    assert [*rows["from"]] == ["here, validation"] * 3 + ["arXiv 2501.00712, Table 1"] * (
-        len(rows) - 3
-    )
+    assert [*rows["from"].iloc[2:4]] == ["here, validation", "arXiv 2501.00712, Table 1"]
     scores = rows[[*BENCHMARK, "mean"]]
     assert (scores.loc["adape"] == 100).all() and (scores.loc["rope"] == 0).all()
     assert scores.loc["fire"].dropna().to_dict() == {"quality": 100, "qmsum": 100}

@@ -17,7 +17,7 @@ import pytest
 import torch
 from commands import ROOT
 from test_prompts import TOKENIZERS
-from test_scrolls_generation import make_speaker
+from test_scrolls_generation import make_base
 
 import tape.tasks.evaluate as entry
 from arithmetic.addition_task import GRID, GridQuestions
@@ -32,7 +32,7 @@ from tape.tasks.passkey.sequences import Passkeys
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.synthetic_task import SyntheticQuestions
 
-refused = partial(pytest.raises, ValueError)
+refused, slow = partial(pytest.raises, ValueError), pytest.mark.slow
 
 
 class Case(NamedTuple):
@@ -61,16 +61,13 @@ CASES = {
     "synthetic": Case(COPIES, "synthetic", SyntheticQuestions(COPIES, (2, 3, 4, 6, 8), 5, 0)),
 }
 all_cases = pytest.mark.parametrize("name", CASES)
-decoded = pytest.mark.parametrize("name", ["addition", "passkey", "original"])
 
 
 def make_run(folder, name="addition", position="tape", seed=0):
     """A small model without training, in a folder as a run leaves it."""
     source, tokenizer = CASES[name].source, CASES[name].tokenizer
     length = source.length if source else 64
-    model = make_speaker(position, tokenizer, seed, max_position_embeddings=length)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make_base(folder, position, seed, tokenizer, max_position_embeddings=length)
     if source is not None:
         source.save(folder)
     settings = json.dumps({"task.criterion": None, "trainer.max_steps": 5})
@@ -101,11 +98,8 @@ def journal(results):
     return results / "shard-1-of-1" / FILE
 
 
-# ---- questions and answers
-
-
 @torch.no_grad()
-@decoded
+@pytest.mark.parametrize("name", ["addition", "passkey", "original"])
 @pytest.mark.parametrize("position", ["tape", {"name": "randpe", "length": 1000}])
 def test_answers_are_those_of_a_loop(name, position, tmp_path):
     """Over one prompt at a time, without a cache."""
@@ -143,36 +137,26 @@ def test_one_pass_marks_as_greedy_decoding_does(tmp_path):
 
 
 @all_cases
-def test_how_a_batch_is_made_up_does_not_matter(name, tmp_path):
-    """Neither does a random draw of positions. Only the room of others may be longer."""
+def test_a_plan_asks_everything_once_and_its_batches_do_not_matter(name, tmp_path):
+    """Neither does a random draw of positions. Only the room of others may be longer. The costliest
+    batch is the first."""
     model, tokenizer = load(make_run(tmp_path, name, {"name": "randpe", "length": 1000}))
     questions, given = CASES[name].questions, []
-    for size in (1, 3, 1000):
-        texts = {}
-        for batch in questions.plan(tokenizer, batch_size=size):
-            answers = questions.answers(model, tokenizer, batch)
-            for asked, answer in zip(batch.questions, answers, strict=True):
-                texts[str(asked.prompt)] = answer.text[: asked.room or None]
-        given.append(texts)
-    assert given[0] == given[1] == given[2]
-
-
-@all_cases
-def test_a_plan_asks_everything_once_and_the_costliest_first(name):
-    questions, tokenizer = CASES[name].questions, CASES[name].tokenizer
     groups = [*questions.groups(tokenizer)]
-    batches = questions.plan(tokenizer, batch_tokens=200)
-    planned = [str(each) for batch in batches for each in batch.questions]
-    assert sorted(planned) == sorted(str(each) for group in groups for each in group)
-    assert [batch.cost for batch in batches] == sorted((x.cost for x in batches), reverse=True)
-    for batch in batches:
-        assert len(batch.questions) == 1 or batch.cost <= 200
-        assert batch.length >= max(each.tokens for each in batch.questions) + batch.new_tokens
-        assert batch.new_tokens == max(each.room for each in batch.questions)
-    assert len(questions.plan(tokenizer, batch_size=10**6)) == len(groups)
-
-
-# ---- resuming, shards, processes
+    for how in ({"batch_tokens": 200}, {"batch_size": 3}, {"batch_size": 1000}):
+        texts, batches = [], questions.plan(tokenizer, **how)
+        for batch in batches:
+            asked, costs = batch.questions, [each.cost for each in batches]
+            assert len(asked) == 1 or batch.cost <= 200 or "batch_size" in how
+            assert batch.length >= max(each.tokens for each in asked) + batch.new_tokens
+            assert batch.new_tokens == max(each.room for each in asked)
+            answers = questions.answers(model, tokenizer, batch)
+            pairs = zip(asked, answers, strict=True)
+            texts += [(str(each), answer.text[: each.room or None]) for each, answer in pairs]
+        assert costs == sorted(costs, reverse=True)
+        given.append(sorted(texts))
+    assert given[0] == given[1] == given[2] and len(batches) == len(groups)
+    assert [each for each, _ in given[0]] == sorted(str(each) for group in groups for each in group)
 
 
 @all_cases
@@ -205,8 +189,7 @@ def test_shards_give_the_same_as_one(name, folder, tmp_path):
     place = other / case.place
     assert evaluate(other, name, "--shard 2/3") is None
     assert evaluate(other, name, "--shard 2/6") is None  # again what the first has answered
-    task = parsers.evaluate(command(other, name)).task
-    results = resolve_name(entry.TASKS[task]).results
+    results = resolve_name(entry.TASKS[FLAGS[name].split()[0]]).results
     with refused(match=r"batches are missing.* a shard not started"):
         results.gather(place)
     assert evaluate(other, name, "--shard 1/3") is None and not (place / results.file).exists()
@@ -216,7 +199,7 @@ def test_shards_give_the_same_as_one(name, folder, tmp_path):
     assert results.read(place).rows.equals(found.rows)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("name", ["passkey"])
 def test_several_processes_equal_one_and_end_with_it(name, folder, tmp_path):
     whole, place = make_run(tmp_path / "whole" / "run", name), folder / CASES[name].place
@@ -234,7 +217,7 @@ def test_several_processes_equal_one_and_end_with_it(name, folder, tmp_path):
     assert contents(place) == contents(whole / CASES[name].place)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("name", ["addition"])
 def test_a_worker_that_is_killed_loses_nothing_that_is_done(name, folder, monkeypatch):
     monkeypatch.setattr(workers, "_answer", die)
@@ -261,44 +244,38 @@ def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
     with refused(match=r"holds another evaluation \(model: "):
         evaluate(folder, name)
     place = folder / CASES[name].place
-    (place / "summary.json").write_text("{")
-    with refused(match=r"summary\.json is damaged"):
-        GRID.read(place)
     journal(place).write_text("{\n" + journal(place).read_text())
     with refused(match="is damaged"):
         GRID.gather(place)
 
 
+INITIAL = ("addition", "tape", "--intervention initial", "initial")
+
+
 @pytest.mark.parametrize(
-    ("name", "processes"),
-    [("addition", "1"), pytest.param("addition", "2", marks=pytest.mark.slow)],
+    ("name", "position", "flags", "suffix"),
+    [
+        INITIAL,
+        pytest.param(*INITIAL[:2], "--intervention initial --processes 2", "initial", marks=slow),
+        ("passkey", "rope", "--extend dca --factor 2", "dca_2"),
+    ],
 )
-def test_a_model_whose_state_is_not_updated_answers_as_rope(name, processes, folder, tmp_path):
-    place, more = CASES[name].place, "--wrong 9"
-    evaluate(folder, name, f"{more} --intervention initial --processes {processes}")
-    rope = make_run(tmp_path / "rope", name, "rope")
-    model = TapeForCausalLM.from_pretrained(rope)
-    model.load_state_dict(load(folder)[0].state_dict(), strict=False)
-    model.save_pretrained(rope)
-    evaluate(rope, name, more), evaluate(folder, name, more)
-    expected = (rope / place / "wrong.jsonl").read_text()
-    assert (folder / f"{place}_initial" / "wrong.jsonl").read_text() == expected
-    assert (folder / place / "wrong.jsonl").read_text() != expected
-    with refused(match="position 'rope': give a model with tape or tape_yarn"):
-        evaluate(rope, name, "--intervention phases")
-    with refused(match="intervention"):
-        evaluate(folder, name, f"{more} --intervention initial --name {place}")
-
-
-def test_an_extended_model_answers_as_the_model_so_loaded(tmp_path):
-    """In a folder of its own, beside the answers of the model as it is."""
-    rope, extended = (make_run(tmp_path / n, "passkey", "rope") for n in ("rope", "extended"))
-    position = {"name": "extended", "method": "dca", "window": None}
-    TapeForCausalLM.from_pretrained(extended, position=position).save_pretrained(extended)
-    for folder, given in ((rope, ""), (rope, "--extend dca --factor 2"), (extended, "")):
-        evaluate(folder, "passkey", f"--wrong 9 {given}")
-    answers = (rope / "passkey_dca_2" / "wrong.jsonl").read_text()
-    assert answers == (extended / "passkey" / "wrong.jsonl").read_text()
-    assert answers != (rope / "passkey" / "wrong.jsonl").read_text()
-    header = json.loads(journal(rope / "passkey_dca_2").read_text().partition("\n")[0])
-    assert header["extend"] == "dca 2"
+def test_a_changed_model_answers_as_one_that_is_so(name, position, flags, suffix, tmp_path):
+    """TAPE without updates as RoPE, an extended model as one that was saved as such; in a folder of
+    its own, beside the answers of the model as it is."""
+    run, other = make_run(tmp_path / "run", name, position), make_run(tmp_path / "b", name, "rope")
+    extended = {"name": "extended", "method": "dca", "window": None}
+    changed = {} if position == "tape" else {"position": extended}
+    model = TapeForCausalLM.from_pretrained(other, **changed)
+    model.load_state_dict(load(run)[0].state_dict(), strict=False)
+    model.save_pretrained(other)
+    for folder, given in ((run, flags), (run, ""), (other, "")):
+        evaluate(folder, name, f"--wrong 9 {given}")
+    place = CASES[name].place
+    places = run / f"{place}_{suffix}", other / place, run / place
+    answers, expected, own = ((each / "wrong.jsonl").read_text() for each in places)
+    assert answers == expected != own
+    with refused(match="position '.*': give a model with tape or tape_yarn"):
+        evaluate(other, name, "--intervention phases")
+    with refused(match="holds another evaluation .*(intervention|extend)"):
+        evaluate(run, name, f"--wrong 9 {flags} --name {place}")
