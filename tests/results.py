@@ -49,9 +49,9 @@ def add_passkeys(place, trained, right, weights="-"):
         for length, counts in right.items()
         for depth, count in zip((0.0, 1.0), counts, strict=True)
     ]
-    batches = [{"batch": 0, "cells": cells, "wrong": []}]
+    evaluated |= {"original": False, "wrong": 0}
     place.mkdir(exist_ok=True)
-    PASSKEY.write(place, evaluated | {"original": False, "wrong": 0}, batches)
+    PASSKEY.write(place, evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
 
 
 def add_perplexity(place, losses, weights="f" * 16, windows=1, **asked):

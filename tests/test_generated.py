@@ -22,20 +22,18 @@ from tape.tasks.passkey.sequences import Passkeys
 from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.problems import TASKS, Synthetic
 from tape.tasks.synthetic.suite import contrast, draw, predicted, suite
-from tape.tasks.synthetic.synthetic_task import lengths_to, longest_solved
 from tape.training import callbacks
-from tape.training.callbacks import last_step, reached
 
 STEPS = """trainer.max_steps=8 trainer.save_steps=4 trainer.eval_steps=4 trainer.logging_steps=1
-    eval_blocks=8 model.hidden_size=32 trainer.per_device_train_batch_size=16 trainer.warmup_steps=0"""
+    trainer.warmup_steps=0 trainer.per_device_train_batch_size=16 eval_blocks=8"""
 SETTINGS = {
     "addition": """experiment=addition length=10 data.max_first=2 data.max_second=2 task.samples=2
-        model.intermediate_size=64 model.num_hidden_layers=2""",
+        model.hidden_size=32 model.intermediate_size=64 model.num_hidden_layers=2""",
     "passkey": """experiment=passkey length=38 data.max_length=32 encodings.randpe.length=280
-        task.samples=1 model.intermediate_size=48""",
+        task.samples=1 model.hidden_size=32 model.intermediate_size=48""",
     "synthetic": """experiment=synthetic data.min_length=1 data.max_length=2 length=4
-        position=rope model.intermediate_size=64 task.samples=8 task.criterion=0.3
-        trainer.max_steps=100 trainer.eval_steps=10 trainer.save_steps=10
+        position=rope model.hidden_size=32 model.intermediate_size=64 task.samples=8
+        task.criterion=0.3 trainer.max_steps=100 trainer.eval_steps=10 trainer.save_steps=10
         trainer.learning_rate=5e-3 trainer.lr_scheduler_type=constant""",
     "no task": "data=addition name=x",
 }
@@ -96,9 +94,9 @@ def test_recipes_have_the_length_of_their_data(words):
     source = hydra.utils.instantiate(cfg.data)
     assert cfg.length == source.length
     if isinstance(source, Synthetic):
-        tested = source.of.tested
-        assert source.max_length == source.of.trained and lengths_to(source, None)[-1] == tested
-        assert cfg.longest == source.positions(tested)
+        assert source.max_length == source.of.trained
+        assert synthetic_task.lengths_to(source, None)[-1] == source.of.tested
+        assert cfg.longest == source.positions(source.of.tested)
 
 
 def test_abacus_positions_reach_as_far_as_they_were_moved(tmp_path):
@@ -151,11 +149,11 @@ def evaluated(tmp_path_factory):
 def test_the_criterion_takes_two_successive_validations():
     assert doctest.testmod(callbacks).attempted == 2 and not doctest.testmod(callbacks).failed
     rows = [{"step": 10 * n, "eval_accuracy_in": x} for n, x in enumerate((1, 0.5, 1, 0.5, 0.9))]
-    assert reached(rows, 0.95) is None
-    assert reached([*rows, {"step": 50, "eval_accuracy_in": 0.9}], 0.9) == 50
-    assert reached([*rows, rows[-1]], 0.9) is None  # the same validation, made up for
-    assert reached(rows, None) is None
-    assert [last_step(n, 100) for n in (None, 10, 11, 90)] == [100, 12, 14, 100]
+    assert callbacks.reached(rows, 0.95) is None
+    assert callbacks.reached([*rows, {"step": 50, "eval_accuracy_in": 0.9}], 0.9) == 50
+    assert callbacks.reached([*rows, rows[-1]], 0.9) is None  # the same validation, made up for
+    assert callbacks.reached(rows, None) is None
+    assert [callbacks.last_step(n, 100) for n in (None, 10, 11, 90)] == [100, 12, 14, 100]
 
 
 def test_a_run_ends_soon_after_its_criterion(evaluated, tmp_path):
@@ -163,7 +161,7 @@ def test_a_run_ends_soon_after_its_criterion(evaluated, tmp_path):
     folder = evaluated[0]
     rows = read_metrics(folder / "metrics.jsonl")
     step, end = reported(folder)["criterion_step"], max(row["step"] for row in rows)
-    assert step == reached(rows, 0.3) and end == last_step(step, 100) < 100
+    assert step == callbacks.reached(rows, 0.3) and end == callbacks.last_step(step, 100) < 100
     told = f"Reached 30% right answers in the trained lengths at step {step}."
     assert told in (folder / "report" / "report.md").read_text()
     rates = {row["step"]: row["learning_rate"] for row in rows if "learning_rate" in row}
@@ -186,10 +184,10 @@ def test_a_run_ends_soon_after_its_criterion(evaluated, tmp_path):
 def test_lengths_are_half_octaves_and_solved_up_to_the_first_that_fails():
     found = doctest.testmod(synthetic_task)
     assert found.attempted and not found.failed
-    assert lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
+    assert synthetic_task.lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
     for values, solved in {(1, 0.9, 0.8, 1): 20, (0.5, 1, 1, 1): 0}.items():
         about = {"measure": "accuracy", "length": [10, 20, 40, 80], "value": values, "n": 10}
-        assert longest_solved(pd.DataFrame(about)) == solved
+        assert synthetic_task.longest_solved(pd.DataFrame(about)) == solved
 
 
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arithmetic.problems import Problems, character_tokenizer
-from tape.tasks.generated import GeneratedSequences, added, is_held_out
+from tape.tasks.generated import GeneratedSequences, is_held_out
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
 from tape.tasks.passkey.sequences import BENCHMARK, Draft, Passkeys, original_prompt
 from tape.tasks.synthetic import problems
@@ -96,12 +96,10 @@ def test_settings_are_saved_beside_a_model(source, tmp_path):
     [
         (Problems, {"max_second": 0}, r"max_second=0 must be an integer in 1\.\.10000"),
         (Problems, {"max_second": "5"}, "max_second='5' must be an integer"),
-        (Problems, {"max_second": 10**5}, "max_second=100000 must be an integer"),
         (Synthetic, {"task": "party"}, r"unknown data\.task 'party'; did you mean 'parity'"),
         (Synthetic, {"max_length": 10**6}, r"max_length=1000000 must be an integer in 2\.\.1000"),
         (Synthetic, {"task": "needle", "min_length": 4}, r"min_length=4 must .* in 5\.\."),
         (Synthetic, {"min_length": 21}, r"data\.max_length=20 must be an integer in 21\.\."),
-        (Synthetic, {"min_length": True}, "min_length=True "),
     ],
 )
 def test_impossible_problems_are_refused(kind, settings, message):
@@ -117,10 +115,6 @@ def test_sums_are_those_of_pythons_integers():
             first, second = re.fullmatch(rf"(\d{{{n}}})\+(\d{{{m}}})=", prompt).groups()
             assert not any(len(each) > 1 and each.endswith("0") for each in (first, second))
             assert answer[::-1] == str(int(first[::-1]) + int(second[::-1]))
-    pairs = [(10**200 - 1, 1), (1, 10**199), (10**200 - 1, 10**200 - 1), (0, 0)]  # with carries
-    operands = np.array([[[int(d) for d in f"{x:0200}"[::-1]] for x in pair] for pair in pairs])
-    for pair, digits in zip(pairs, added(operands[:, 0], operands[:, 1]), strict=True):
-        assert "".join(map(str, digits[::-1])) == f"{sum(pair):0201}"
 
 
 def prompts_of(data):

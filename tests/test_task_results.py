@@ -162,7 +162,6 @@ def test_the_command(tmp_path, caplog):
         ("original", "addition --depths 3", "unrecognized arguments: --depths 3"),
         ("addition", "addition --name report", "--name='report' is used by"),
         ("addition", "addition --shard 5/4", "5/4.* must be i/n with 1 <= i <= n"),
-        ("addition", "addition --shard 1", "must be i/n with 1 <= i <= n"),
         ("addition", "addition --context_size 8", r"=8 is shorter .*, 10 \+ 6 tokens: .*_length"),
         ("passkey", "passkey --context_size 64", r"context_size=64 is shorter .*, 320 \+ 9 tokens"),
         ("passkey", "passkey --interval 20", "prompt of 20 tokens has no room .* which take 2"),

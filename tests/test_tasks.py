@@ -109,14 +109,14 @@ def test_answers_are_those_of_a_loop(name, position, tmp_path):
         assert (len({each.tokens for each in batch.questions}) > 1) == (name == "original")
         given = questions.answers(model, tokenizer, batch)
         for question, answer in zip(batch.questions, given, strict=True):
-            prompt = tokenizer(question.prompt)["input_ids"]
-            ids = list(prompt)
-            while len(ids) < len(prompt) + batch.new_tokens and ids[-1] != tokenizer.eos_token_id:
+            ids = tokenizer(question.prompt)["input_ids"]
+            start, end = len(ids), len(ids) + batch.new_tokens
+            while len(ids) < end and ids[-1] != tokenizer.eos_token_id:
                 with model.evaluation_length(batch.length):
                     logits = model(torch.tensor([ids]), use_cache=False).logits
                 ids.append(logits[0, -1].argmax().item())
-            assert answer.text == tokenizer.decode(ids[len(prompt) :])
-            endings += len(ids) < len(prompt) + batch.new_tokens
+            assert answer.text == tokenizer.decode(ids[start:])
+            endings += len(ids) < end
     assert endings or name != "addition"  # or the end of an answer would not have been tested
 
 
