@@ -149,11 +149,9 @@ class GeneratedTask(Task):
                 f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
                 f"another data=..., or another experiment=..."
             )
-        if settings.length != source.length:
-            n = source.length
-            raise ValueError(
-                f"length={settings.length}: these {unit} have {n} tokens; give length={n}"
-            )
+        given, n = settings.length, source.length
+        if given != n:
+            raise ValueError(f"length={given}: these {unit} have {n} tokens; give length={n}")
         if settings.eval_blocks is None:
             raise ValueError(f"eval_blocks=null: the number of {unit} is unlimited; give a number")
         if criterion is not None:
