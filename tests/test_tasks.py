@@ -212,7 +212,7 @@ def test_several_processes_equal_one_and_end_with_it(name, folder, tmp_path):
     children = [] if started.poll() is not None else psutil.Process(started.pid).children(True)
     started.kill()
     started.wait()
-    assert not psutil.wait_procs(children, timeout=60)[1]
+    assert not psutil.wait_procs(children, timeout=300)[1]
     evaluate(folder, name, "--processes 2")
     assert contents(place) == contents(whole / CASES[name].place)
 
