@@ -80,8 +80,7 @@ class GridQuestions(Questions):
         return {f"problems.{name}": value for name, value in problems.items()} | asked
 
     def check(self, model, batches, purpose=""):
-        """Abacus and position coupling have a row for each digit of a number, and other encodings
-        one for each token."""
+        """Abacus and position coupling have a row for each digit of a number, others for tokens."""
         encoding = model.base_model.position
         if not isinstance(encoding, Abacus):
             super().check(model, batches, purpose)

@@ -27,20 +27,15 @@ EOS, GAP, ZERO, EQUALS, PLUS = map(VOCABULARY.index, (END, PADDING, "0", "=", "+
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per entry of `VOCABULARY`, which refuses other
-    characters."""
+    """Returns a tokenizer of `VOCABULARY`, a token per character, which refuses all others."""
     return word_tokenizer(VOCABULARY, pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse())
 
 
 @dataclass(frozen=True)
 class Problems(Source):
     """Additions. A cell (n, m) is the set of problems with operands of n and m digits; operands
-    other than 0 have no leading zeros.
-
-    Args:
-        max_first, max_second: training draws uniformly from the cells 1..max_first x
-            1..max_second.
-    """
+    other than 0 have no leading zeros. Training draws uniformly from the cells 1..max_first x
+    1..max_second."""
 
     max_first: int = 5
     max_second: int = 5
@@ -84,11 +79,8 @@ class Problems(Source):
 
 def draw(rng: np.random.Generator, widths: np.ndarray, held_out: bool) -> Block:
     """Draws problems with operands of these numbers of digits (B, 2), either all or none of them
-    held out; returns the tokens of prompts and answers, with gaps.
-
-    Cells with fewer than 10,000 pairs of digit strings (n + m < 4) are too small to be split: their
-    problems may be drawn in either case.
-    """
+    held out; returns the tokens of prompts and answers, with gaps. Cells with fewer than 10,000
+    pairs of digit strings (n + m < 4) are too small to be split: either may draw their problems."""
     split = widths.sum(axis=1) >= MIN_SPLIT_DIGITS
     place = np.arange(widths.max())
     operands = np.empty((*widths.shape, len(place)), dtype=np.int64)

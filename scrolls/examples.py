@@ -110,25 +110,16 @@ class Prompts:
                 )
             document = documents[row.document]
             prompt = np.concatenate((self.start, question, document[: most - fixed], self.tail))
-            found.append(
-                {
-                    "id": row.id,
-                    "prompt": prompt.astype(self.dtype),
-                    "answer": ending[end:].astype(self.dtype),
-                    "length": len(question) + len(document),
-                }
-            )
+            prompt, answer = prompt.astype(self.dtype), ending[end:].astype(self.dtype)
+            length = len(question) + len(document)
+            found.append({"id": row.id, "prompt": prompt, "answer": answer, "length": length})
         return found
 
 
 class Examples(Dataset):
-    """The tokenized rows of a split, in file order, as inputs and labels of a causal model.
-
-    Args:
-        table: a row each: `id`; tokens of `prompt`, within the budget, and of `answer`, whole;
-            `length`, the number of tokens of the question and the whole document.
-        fingerprint: of the file and the tokenizer.
-    """
+    """The tokenized rows of a split, in file order, as inputs and labels of a causal model. A row
+    of the table has its `id`, the tokens of `prompt`, within the budget, and of `answer`, whole,
+    and the `length` of the question and the whole document in tokens."""
 
     def __init__(self, table: pa.Table, prompts: Prompts, fingerprint: str):
         self.table, self.prompts, self.fingerprint = table, prompts, fingerprint
@@ -166,14 +157,19 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
     """Returns the tokens of a split, cached on disk. Uses all cores."""
     task, tokenizer = prompts.task, prompts.tokenizer
     source = find(task, split, data_dir, cache)
-    content = " ".join(
-        (task.name, split, identity(source), prompts.tail_text, tokenizer_fingerprint(tokenizer))
+    content = (
+        task.name,
+        split,
+        identity(source),
+        prompts.tail_text,
+        tokenizer_fingerprint(tokenizer),
     )
-    fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(" ".join(content).encode()).hexdigest()[:16]
     folder = cache / "scrolls" / f"{fingerprint}-{prompts.budget.prompt}"
     tokens = pa.list_(pa.from_numpy_dtype(prompts.dtype))
-    fields = {"id": pa.string(), "prompt": tokens, "answer": tokens, "length": pa.int64()}
-    schema = pa.schema(fields)
+    schema = pa.schema(
+        {"id": pa.string(), "prompt": tokens, "answer": tokens, "length": pa.int64()}
+    )
     table = read_or_discard(folder, partial(_read, schema))
     if table is None:
         title = f"tokenizing {task.name} ({split})"

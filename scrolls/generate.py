@@ -43,10 +43,8 @@ def plan(examples: Examples, rows: list[int], max_batch_tokens: int) -> list[Bat
     prompts = {examples.ids[row]: examples.tokens("prompt", row) for row in rows}
     questions = [Question((id_,), text, None, len(text), room) for id_, text in prompts.items()]
     questions.sort(key=lambda question: -question.tokens)
-    return [
-        Batch(questions[first : first + size], room, budget.length)
-        for first in range(0, len(questions), size)
-    ]
+    starts = range(0, len(questions), size)
+    return [Batch(questions[n : n + size], room, budget.length) for n in starts]
 
 
 def answers(
@@ -76,8 +74,7 @@ def generate(given: argparse.Namespace) -> None:
     rows = examples.questions_spread(given.limit)
     batches = plan(examples, rows, given.max_batch_tokens)
     results = output.with_suffix(".parts")
-    begun = [header for header, _ in journals(results).values()]
-    if output.exists() and not begun:
+    if output.exists() and not journals(results):
         raise ValueError(f"{output} exists without its journal {results}: give another output=...")
     header = {
         **identified(folder),
@@ -100,7 +97,7 @@ def generate(given: argparse.Namespace) -> None:
         lambda batch, texts: {"answers": texts},
     )
     try:
-        records = join(results)[1]
+        _, records = join(results)
     except Incomplete:
         log.info("shard %s is done; the last one to finish writes %s", shard, output)
         return

@@ -25,10 +25,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalise(text: str) -> str:
-    """Lower case, without ASCII punctuation, then without articles and extra white space.
-
-    Punctuation is deleted rather than replaced: "state-of-the-art" becomes "stateoftheart".
-    """
+    """Lower case, without ASCII punctuation ("state-of-the-art" becomes "stateoftheart"), then
+    without articles and extra white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

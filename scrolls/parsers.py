@@ -12,7 +12,6 @@ from tape.parsers import Words, names_in, with_dashes
 
 
 def scrolls_generate(given: Words = None) -> argparse.Namespace:
-    """Parses a command line; `split=test` is short for `--split=test`."""
     parser = of_generation("scrolls-generate", "Generate a model's answers to a SCROLLS task.")
     add = parser.add_argument
     add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
@@ -49,7 +48,6 @@ def of_generation(command: str, about: str) -> Parser:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say where the rows of a task are."""
     zips = f"folder of the official zips or their contents (default: {VARIABLE} or {FOLDER})"
     parser.add_argument("--data_dir", type=Path, help=zips)
     cache = os.environ.get("TAPE_CACHE", "cache")

@@ -55,8 +55,7 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
 
 
 def identity(source: Source) -> str:
-    """Identifies its content by CRC-32, which a zip stores for its members, and size; it is the
-    same inside and outside a zip."""
+    """Identifies content by size and CRC-32, which a zip stores: the same in and outside a zip."""
     if isinstance(source, zipfile.Path):
         about = source.root.getinfo(source.at)
         return f"{about.CRC:08x} {about.file_size}"

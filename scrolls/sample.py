@@ -96,9 +96,8 @@ def _asked(text: str) -> Iterator[Asked]:
 
 def _document(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """Returns the source of a function without its docstring."""
-    before = node.lineno - 1
-    kept = lines[before : node.end_lineno]
+    kept = lines[node.lineno - 1 : node.end_lineno]
     if ast.get_docstring(node) is not None:
         docstring = node.body[0]
-        del kept[docstring.lineno - 1 - before : docstring.end_lineno - before]
+        del kept[docstring.lineno - node.lineno : docstring.end_lineno - node.lineno + 1]
     return textwrap.dedent("\n".join(kept)).strip()

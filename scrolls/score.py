@@ -88,14 +88,11 @@ def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, 
 def evaluate_task(
     name: str, files: dict[str, Path], given: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Verifies files of predictions for a task, scores them unless they are only verified, and
-    writes <TYPE>/<task>_metrics.json, the results or the errors, and <task>_answers.html; returns
-    the reports by type, empty for valid predictions that are not scored. Errors in one file do not
-    stop the others; in place of results of an earlier file they are in <task>_errors.json.
-
-    Args:
-        files: by type; one without a type has its results in the folder itself, and no page.
-    """
+    """Verifies files of predictions for a task, by type, scores them unless they are only verified,
+    and writes <TYPE>/<task>_metrics.json, the results or the errors, and <task>_answers.html. A
+    file without a type has its results in the folder itself, and no page. Errors in one file do not
+    stop the others; in place of results of an earlier file they are in <task>_errors.json. Returns
+    the reports by type, empty for valid predictions that are not scored."""
     task, out, scored = TASKS[name], given.metrics_output_dir, not given.verify_only
     questions, golds = read_questions(task, given.split, given.data_dir, given.cache_dir, scored)
     reports, answered = {}, {}
@@ -140,9 +137,8 @@ def table(reports: dict[str, dict[str, dict[str, Any]]], origin: str) -> pd.Data
         for kind, of_tasks in sorted(reports.items())
     ]
     rows = pd.concat([pd.DataFrame(ours), pd.read_csv(PAPER)], ignore_index=True)
-    rows = rows.reindex(columns=["encoding", *COLUMNS, "from"])
-    rows.insert(len(COLUMNS) + 1, "mean", rows[[*COLUMNS]].mean(axis="columns", skipna=False))
-    return rows
+    rows["mean"] = rows.reindex(columns=[*COLUMNS]).mean(axis="columns", skipna=False)
+    return rows.reindex(columns=["encoding", *COLUMNS, "mean", "from"])
 
 
 def markdown(rows: pd.DataFrame) -> str:

@@ -116,9 +116,9 @@ class ScrollsTask(Task):
         metrics = read_metrics(folder / "metrics.jsonl")
         summary = facts(model, metrics) | trained_for
         summary |= {"metric": SCORE[metric], "score": score, "questions": len(rows)}
-        text = f"# {folder.name}\n\n{headline(summary)}\n\n"
-        text += f"{task}, budget {budget}: {SCORE[metric]} {score:.2f} on {len(rows)} validation "
-        text += f"questions, greedily.\n\nAll of them: tape scrolls-generate model={folder} "
-        text += f"task={task} output=answers.json\n"
+        found = f"{SCORE[metric]} {score:.2f} on {len(rows)} validation questions, greedily."
+        more = f"tape scrolls-generate model={folder} task={task} output=answers.json"
+        text = f"# {folder.name}\n\n{headline(summary)}\n\n{task}, budget {budget}: {found}\n\n"
+        text += f"All of them: {more}\n"
         publish(folder, metrics, summary, text)
         return text

@@ -1,17 +1,12 @@
 """Runs as folders: how they were trained and how they were evaluated, without weights."""
 
 import json
-import math
 
 from arithmetic.addition_task import GRID
-from arithmetic.problems import Problems
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
 from tape.runs.folder import TRAINED, register_run
 from tape.tasks.passkey.passkey_task import PASSKEY
-
-PROBLEMS = vars(Problems(max_first=1, max_second=1))
-LINES = [{"step": n, "loss": 9.0 - n, "tokens_per_second": 100.0 + n} for n in (1, 2, 3)]
 
 
 def make_run(folder, position, seed=0, **changes):
@@ -38,7 +33,7 @@ def add_grid(place, outside, **asked):
     """An evaluation of 2 x 2 digits with so many right of 10 in each cell beyond 1 x 1, where all
     are right."""
     evaluated = {"model": "-", "max_length": 2, "samples": 10, "seed": 0, "wrong": 0}
-    evaluated |= {f"problems.{name}": value for name, value in PROBLEMS.items()} | asked
+    evaluated |= {"problems.max_first": 1, "problems.max_second": 1} | asked
     cells = [[1, 1, 10, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
     place.mkdir()
     GRID.write(place, evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
@@ -54,9 +49,9 @@ def add_passkeys(place, trained, right, weights="-"):
         for length, counts in right.items()
         for depth, count in zip((0.0, 1.0), counts, strict=True)
     ]
-    batches = [{"batch": 0, "cells": cells, "wrong": []}]
+    evaluated |= {"original": False, "wrong": 0}
     place.mkdir(exist_ok=True)
-    PASSKEY.write(place, evaluated | {"original": False, "wrong": 0}, batches)
+    PASSKEY.write(place, evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
 
 
 def add_perplexity(place, losses, weights="f" * 16, windows=1, **asked):
@@ -72,11 +67,6 @@ def add_perplexity(place, losses, weights="f" * 16, windows=1, **asked):
 
 def add_metrics(run, loss, last=3):
     """What a run logged, with the loss of a validation at step `last`."""
-    lines = [line | {"peak_memory_gib": 2} for line in LINES]
-    lines.append({"step": last, "eval_loss": loss})
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_text(run / "metrics.jsonl", text)
-
-
-def logs(perplexities):
-    return {length: math.log(value) for length, value in perplexities.items()}
+    lines = [{"step": n, "loss": 9.0 - n, "tokens_per_second": 100.0 + n} for n in (1, 2, 3)]
+    lines = [*(line | {"peak_memory_gib": 2} for line in lines), {"step": last, "eval_loss": loss}]
+    write_text(run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

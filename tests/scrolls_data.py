@@ -8,53 +8,49 @@ from pathlib import Path
 ANIMALS = ("heron", "otter", "badger", "lynx", "adder", "raven", "marten", "stoat")
 PLACES = ("the mill", "an old quarry", "Lake Würm", "the North-West tower", "a reed bed")
 FILLER = "The survey went on for years, and most of what it wrote down was of no use to anybody."
-SUMMARIES = ("gov_report", "summ_screen_fd")
-SEVERAL_GOLDS = ("qasper", "narrative_qa", "qmsum")
 
 
-def _rows(task: str, split: str, number: int) -> list[dict]:
-    """The rows of one id: of tasks with several golds, every second id has two."""
+def _asked(task: str, split: str, number: int) -> tuple[str, list[str]]:
+    """The input of one id, and its golds: for tasks with several, every second id has two."""
     generator = random.Random(f"{task} {split} {number}")
-    animals = generator.sample(ANIMALS, 4)
-    facts = [f"A {animal} was seen at {generator.choice(PLACES)}." for animal in animals]
+    seen = {animal: generator.choice(PLACES) for animal in generator.sample(ANIMALS, 4)}
+    facts = [f"A {animal} was seen at {place}." for animal, place in seen.items()]
     filler = [FILLER] * generator.randrange(2, 12)
     document = " ".join(generator.sample([*facts, *filler], len(facts) + len(filler)))
     document = f"Report {number}\n\n{document}\n\nEnd of the report."
-    animal = animals[number % 4]
-    place = next(fact for fact in facts if animal in fact).removesuffix(".").split(" at ")[1]
+    animal, place = [*seen.items()][number % 4]
+    if task in ("gov_report", "summ_screen_fd"):
+        return document, [" ".join(facts)]
+    if task == "quality":
+        choices = "".join(f"\n ({mark}) {one}" for mark, one in zip("ABCD", seen, strict=True))
+        return f"Which of them was at {place}?\n{choices}\n\n{document}", [animal]
     golds = [f"At {place}.", f"It was {place}"]
-    if task in SUMMARIES:
-        text, golds = document, [" ".join(facts)]
-    elif task == "quality":
-        golds = [animal]
-        choices = "".join(f"\n ({mark}) {one}" for mark, one in zip("ABCD", animals, strict=True))
-        text = f"Which of them was at {place}?\n{choices}\n\n{document}"
-    else:
-        text = f"Where was the {animal} seen?\n\n{document}"
-    golds = golds[: 1 + number % 2 if task in SEVERAL_GOLDS else 1]
-    return [
-        {
-            "id": f"{task}-{split}-{number}",
-            "pid": f"{task}-{split}-{number}_{count}",
-            "input": text,
-            "output": None if split == "test" else gold,
-        }
-        for count, gold in enumerate(golds)
-    ]
+    several = number % 2 and task in ("qasper", "narrative_qa", "qmsum")
+    return f"Where was the {animal} seen?\n\n{document}", golds[: 2 if several else 1]
 
 
-def write_task(
-    folder: Path, task: str, train: int = 4, validation: int = 3, zipped: bool = True
-) -> Path:
+def write_rows(file: Path, rows: list[tuple[str, str, str | None]]) -> Path:
+    """Writes a row for each id, input and output."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fields = (
+        {"id": x[0], "pid": f"{n}", "input": x[1], "output": x[2]} for n, x in enumerate(rows)
+    )
+    file.write_text("".join(json.dumps(row) + "\n" for row in fields))
+    return file
+
+
+def write_task(folder: Path, task: str, train=4, validation=3, zipped=True) -> Path:
     """Writes `folder`/<task>.zip, or what it holds: so many ids per split, three in the test split,
     which has no golds. Returns the zip or the folder with the splits."""
-    place, archive = folder / task, folder / f"{task}.zip"
-    place.mkdir(parents=True, exist_ok=True)
     for split, ids in {"train": train, "validation": validation, "test": 3}.items():
-        rows = (row for number in range(ids) for row in _rows(task, split, number))
-        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = []
+        for n in range(ids):
+            asked, golds = _asked(task, split, n)
+            golds = [None] if split == "test" else golds
+            rows += [(f"{task}-{split}-{n}", asked, gold) for gold in golds]
+        write_rows(folder / task / f"{split}.jsonl", rows)
     if not zipped:
-        return place
+        return folder / task
     shutil.make_archive(str(folder / task), "zip", folder, task)
-    shutil.rmtree(place)
-    return archive
+    shutil.rmtree(folder / task)
+    return folder / f"{task}.zip"

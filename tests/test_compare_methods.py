@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from conftest import composed
-from results import add_passkeys, add_perplexity, change, logs
+from results import add_passkeys, add_perplexity, change
 from results import make_run as make
 
 from tape.results.compare import main, read
@@ -26,7 +26,8 @@ def make_run(folder, method, seed=0, perplexities=None, right=None, **changes):
     make(folder, "tape" if method == "adape" else "rope", seed, **changes)
     weights = weights or (BASE if method is None else "f" * 64)
     if perplexities:
-        add_perplexity(folder / "extend", logs(perplexities), weights, **asked)
+        losses = {length: math.log(value) for length, value in perplexities.items()}
+        add_perplexity(folder / "extend", losses, weights, **asked)
     if right:
         counts = {length: [min(5, n), max(0, n - 5)] for length, n in right.items()}
         add_passkeys(folder / "extend", 8 if method else 4, counts, weights)

@@ -1,18 +1,113 @@
-"""Problems of addition: right answers, held out, in tokens; test_streams.py has their hashes."""
+"""Generated problems: hashes of all streams, right answers, splits, settings."""
 
+import doctest
+import hashlib
 import re
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
-from arithmetic.problems import VOCABULARY, Problems, character_tokenizer
-from tape.tasks.generated import GeneratedSequences, added
+from arithmetic.problems import Problems, character_tokenizer
+from tape.tasks.generated import GeneratedSequences, is_held_out
+from tape.tasks.passkey.passkey_task import PasskeyQuestions
+from tape.tasks.passkey.sequences import BENCHMARK, Draft, Passkeys, original_prompt
+from tape.tasks.synthetic import problems
+from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TASKS, TRAINING, Synthetic
 
+SOURCES = {
+    "addition": [Problems(4, 3), Problems(1, 1), Problems(20, 40)],
+    "passkey": [Passkeys(64), Passkeys(128, 2, 2)],
+    "synthetic": [Synthetic(name, task.shortest, task.trained) for name, task in TASKS.items()],
+}
 TOKENIZER = character_tokenizer()
+each_source = pytest.mark.parametrize(
+    "source", [Problems(), Passkeys(90, keys=2), Synthetic("copy", 1, 9)], ids=type
+)
 
 
-def test_answers_are_those_of_pythons_integers():
+def questions(source):
+    if isinstance(source, Problems):
+        cells = ((n, m) for n in (1, 3, 5) for m in (1, 2, 6))
+        return [text for cell in cells for each in source.evaluation(*cell, 5, 1) for text in each]
+    if isinstance(source, Synthetic):
+        lengths = (source.min_length, source.max_length, source.of.tested)
+        blocks = (source.draw(1, EVALUATION, np.arange(5), n) for n in lengths)
+        return [rows for block in blocks for rows in block]
+    length = 2 * source.max_length
+    asked = PasskeyQuestions(length, length, 2, 3, 1, source.keys, source.values, plain=True)
+    (group,) = asked.groups(source.tokenizer())
+    prompts = [(each.prompt, each.answer.answer) for each in group]
+    others = [original_prompt(1000, n) for n in range(3)]
+    others += [Draft(BENCHMARK, 0.3, (0, n), n, n).fitted(2000, len) for n in (1, 2)]
+    return [text for pair in (*prompts, *((x.text, x.answer) for x in others)) for text in pair]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("addition", ("bb9f0c8ac2169bd8", "7952773cbcd78de3", "6bbca64826ca5fae")),
+        ("passkey", ("9bc07a8f53535a44", "07052a8a86fad7de", "07473c9f58827cc9")),
+        ("synthetic", ("299d6065630c877a", "4816cff88a38a1e9", "9353f069183ed2cc")),
+    ],
+)
+def test_streams_never_change(name, expected):
+    """Training sequences, held-out ones, and questions."""
+    digests = [hashlib.sha256() for _ in range(3)]
+    for source in SOURCES[name]:
+        for digest, held_out in zip(digests, (False, True), strict=False):
+            for row in GeneratedSequences(source, 10, seed=3, held_out=held_out):
+                for values in (row["input_ids"], row["labels"]):
+                    digest.update(values.numpy().astype("<i8").tobytes())
+        for each in questions(source):
+            digests[2].update(each.encode() if isinstance(each, str) else each.tobytes())
+    assert tuple(digest.hexdigest()[:16] for digest in digests) == expected
+
+
+@each_source
+def test_a_sequence_is_the_same_whenever_it_is_read(source):
+    total = min(2 * source.CHUNK, 2048) + 10
+    data, again = (GeneratedSequences(source, n, seed=7) for n in (total, 10 * total))
+    for i in (total - 1, 0, total // 2, 3):
+        assert data[i]["input_ids"].tolist() == again[i]["input_ids"].tolist()
+        assert data[i]["labels"].shape == (source.length,)
+    others = GeneratedSequences(source, 20, 8), GeneratedSequences(source, 20, 7, held_out=True)
+    rows, *other = ([x[i]["input_ids"].tolist() for i in range(12)] for x in (data, *others))
+    assert rows not in other
+    with pytest.raises(IndexError):
+        data[total]
+
+
+@each_source
+def test_settings_are_saved_beside_a_model(source, tmp_path):
+    source.save(tmp_path)
+    assert type(source).load(tmp_path) == source
+    former = '{"max_first": 3, "task": "addition", "spaces": 0.0}'
+    (tmp_path / Problems.FILE).write_text(former)
+    assert Problems.load(tmp_path) == Problems(max_first=3)
+    (tmp_path / Problems.FILE).write_text(former.replace("addition", "sorting"))
+    with pytest.raises(ValueError, match="takes no argument 'task'"):
+        Problems.load(tmp_path)
+    with pytest.raises(ValueError, match=f"has no {source.FILE}"):
+        type(source).load(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Problems, {"max_second": 0}, r"max_second=0 must be an integer in 1\.\.10000"),
+        (Problems, {"max_second": "5"}, "max_second='5' must be an integer"),
+        (Synthetic, {"task": "party"}, r"unknown data\.task 'party'; did you mean 'parity'"),
+        (Synthetic, {"max_length": 10**6}, r"max_length=1000000 must be an integer in 2\.\.1000"),
+        (Synthetic, {"task": "needle", "min_length": 4}, r"min_length=4 must .* in 5\.\."),
+        (Synthetic, {"min_length": 21}, r"data\.max_length=20 must be an integer in 21\.\."),
+    ],
+)
+def test_impossible_problems_are_refused(kind, settings, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)
+
+
+def test_sums_are_those_of_pythons_integers():
     for n, m in [(1, 1), (1, 7), (7, 1), (3, 200), (20, 20), (200, 200)]:
         cell = Problems().evaluation(n, m, 50, seed=1)
         assert len(cell) == 50 and len(set(cell)) > 3
@@ -22,49 +117,38 @@ def test_answers_are_those_of_pythons_integers():
             assert answer[::-1] == str(int(first[::-1]) + int(second[::-1]))
 
 
-def test_carries_run_through_all_digits():
-    pairs = [(10**200 - 1, 1), (1, 10**199), (10**200 - 1, 10**200 - 1), (0, 0)]
-    operands = np.array([[[int(d) for d in f"{x:0200}"[::-1]] for x in pair] for pair in pairs])
-    for pair, digits in zip(pairs, added(operands[:, 0], operands[:, 1]), strict=True):
-        assert "".join(map(str, digits[::-1])) == f"{sum(pair):0201}"
-
-
 def prompts_of(data):
     """The prompts of training sequences, whose labels are their answers and EOS."""
     prompts = set()
     for ids, labels in (data[i].values() for i in range(len(data))):
         text = TOKENIZER.decode(ids, skip_special_tokens=True)
         prompt, equals, answer = text.partition("=")
-        learned = ids[labels != -100]
-        assert TOKENIZER.decode(learned) == answer + TOKENIZER.eos_token
+        assert TOKENIZER.decode(ids[labels != -100]) == answer + TOKENIZER.eos_token
         assert ids.tolist().index(TOKENIZER.eos_token_id) == len(text)
         prompts.add(prompt + equals)
     return prompts
 
 
 def test_a_sixteenth_of_a_cell_is_held_out():
-    problems = Problems(max_first=2, max_second=2)
-    held_out = {prompt for prompt, _ in problems.evaluation(2, 2, 10_000, seed=0)}
+    source = Problems(max_first=2, max_second=2)
+    held_out = {prompt for prompt, _ in source.evaluation(2, 2, 10_000, seed=0)}
     assert len(held_out) == pytest.approx(90 * 90 / 16, rel=0.2)
-    assert {prompt for prompt, _ in problems.evaluation(2, 2, 1000, seed=5)} < held_out
-    trained = prompts_of(GeneratedSequences(problems, 4 * Problems.CHUNK, seed=0))
-    assert not trained & held_out
-    others = prompts_of(GeneratedSequences(problems, Problems.CHUNK, seed=0, held_out=True))
+    assert {prompt for prompt, _ in source.evaluation(2, 2, 1000, seed=5)} < held_out
+    assert not prompts_of(GeneratedSequences(source, 4 * source.CHUNK, seed=0)) & held_out
+    others = prompts_of(GeneratedSequences(source, source.CHUNK, seed=0, held_out=True))
     assert {prompt for prompt in others if len(prompt) == len("21+43=")} < held_out
 
 
-def test_a_token_is_a_character_and_the_tokenizer_loads_by_itself(tmp_path):
-    TOKENIZER.save_pretrained(tmp_path)
-    characters = "".join(VOCABULARY[2:])
-    for tokenizer in (TOKENIZER, AutoTokenizer.from_pretrained(tmp_path)):
-        ids = tokenizer(characters)["input_ids"]
-        assert ids == [*range(2, len(tokenizer))] and tokenizer.decode(ids) == characters
-        assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1)
-    with pytest.raises(Exception, match="UNK"):
-        TOKENIZER("x")
+@pytest.mark.parametrize("source", SOURCES["synthetic"], ids=TASKS)
+def test_what_is_evaluated_is_never_trained_on(source):
+    for seed in (0, 1):
+        for stream in (TRAINING, HELD_OUT, EVALUATION):
+            tokens, _ = source.draw(seed, stream, np.arange(300), source.max_length)
+            places = np.arange(tokens.shape[1])
+            assert (is_held_out(tokens, places) == (stream != TRAINING)).all()
 
 
-@pytest.mark.parametrize("value", [0, "5", True, 10**5])
-def test_lengths_that_mean_nothing_are_refused(value):
-    with pytest.raises(ValueError, match=rf"max_second={value!r} must be an integer in 1\.\.10000"):
-        Problems(max_second=value)
+def test_the_synthetic_examples_are_right():
+    """One of each generator, worked by hand."""
+    results = doctest.testmod(problems)
+    assert results.attempted >= 9 and not results.failed

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from test_scrolls import byte_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
@@ -21,19 +22,6 @@ from tape.tasks.passkey.sequences import (
 )
 
 WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
-
-
-def byte_level():
-    """Words in several tokens, digits in groups, nothing before the text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator([*WORDS, *map(str, range(100, 400))], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
 
 def llama_like():
@@ -64,7 +52,7 @@ def llama_like():
 
 TOKENIZERS = {
     "plain": (PLAIN, plain_tokenizer()),
-    "byte_level": (BENCHMARK, byte_level()),
+    "byte_level": (BENCHMARK, byte_tokenizer([*WORDS, *map(str, range(100, 400))])),
     "llama_like": (BENCHMARK, llama_like()),
 }
 each_text = pytest.mark.parametrize(
@@ -89,7 +77,7 @@ def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokeni
             len(tokenizer(part.strip("\n").rstrip(), add_special_tokens=False)["input_ids"])
             for part in garbage
         ]
-        assert tokens[0] / sum(tokens) == pytest.approx(depth, abs=0.03)
+        assert tokens[0] / sum(tokens) == pytest.approx(depth, abs=0.04)
 
 
 @each_text

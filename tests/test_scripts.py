@@ -14,8 +14,7 @@ import yaml
 from commands import ROOT, run_command
 from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
-from test_scrolls import byte_tokenizer
-from test_scrolls_generation import make_speaker
+from test_scrolls_generation import make_base
 
 from tape.commands.__main__ import TARGETS
 from tape.settings.groups import options
@@ -35,12 +34,6 @@ def done(tmp_path):
         return run_command(*words, folder=folder)
 
     return done
-
-
-def saved_model(folder, position="tape"):
-    tokenizer = byte_tokenizer()
-    for part in (make_speaker(position, tokenizer), tokenizer):
-        part.save_pretrained(folder)
 
 
 NAMED = {"data=local": "adape_local", "experiment=c4": "adape_c4", "name=mine": "mine"}
@@ -109,7 +102,7 @@ def test_a_day_with_a_gpu_says_what_is_left(run_script, tmp_path):
 @pytest.mark.parametrize("method", ["adape", "longlora"])
 def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method):
     """The recipe, but for its size; rotary methods give a plain Llama."""
-    saved_model(tmp_path / "base", "rope")
+    make_base(tmp_path / "base", "rope")
     small = ["base_model=base", "length=32", "data=text", f"data.files={text}", "eval_blocks=4"]
     small += ["trainer.max_steps=2", "trainer.gradient_accumulation_steps=2", "report.tokens=64"]
     trained = done("train_llama.sh", *small, "trainer.warmup_steps=1", TYPE=method)
@@ -127,7 +120,7 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
 def test_scrolls_from_zips_to_scores(done, tmp_path):
     (zips := tmp_path / "data" / "scrolls").mkdir(parents=True)
     write_task(zips, "quality")
-    saved_model(tmp_path / "output" / "adape_c4")
+    make_base(tmp_path / "output" / "adape_c4")
     tiny = ["budget=demo", "trainer.max_steps=2", "trainer.per_device_train_batch_size=2"]
     variables = {"TYPE": "adape", "DATASET_NAME": "quality", "SAVE_DIR": "scrolls/quality"}
     trained = done("ft_scrolls.sh", *tiny, "trainer.gradient_accumulation_steps=1", **variables)
@@ -146,7 +139,7 @@ def test_scrolls_from_zips_to_scores(done, tmp_path):
 @pytest.mark.slow
 def test_the_demo(run_script, tmp_path):
     """As many steps as tell the kinds of questions apart, from a model that was never trained."""
-    saved_model(tmp_path / "output" / "adape_local")
+    make_base(tmp_path / "output" / "adape_local")
     demo = run_script("scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
     printed, _ = demo.communicate()
     assert demo.returncode == 0, printed

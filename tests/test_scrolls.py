@@ -1,48 +1,40 @@
 """SCROLLS up to training: files, rows, prompts within budgets, their order, the sample."""
 
 import json
+import shutil
 import zipfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import make_model
-from scrolls_data import write_task
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from scrolls_data import write_rows, write_task
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from scrolls import rows
 from scrolls.examples import BUDGETS, Budget, Prompts, tokenize_split
 from scrolls.rows import HUB, find, read_rows
 from scrolls.sample import DECISIONS, write_sample
-from scrolls.scrolls_task import TrainingRows, padded
+from scrolls.scrolls_task import TrainingRows
 from scrolls.tasks import BENCHMARK, TASKS
 from tape.model.loss import IGNORED
 
 ROOT = Path(__file__).parent.parent
-BUDGET = Budget(prompt=60, answer=8)
 
 
-def byte_tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:
-    """A token per byte, and a few merges; with `bos`, texts begin with one."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "</s>", "<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["Where was the otter seen? At the mill."] * 9, trainer)
+def byte_tokenizer(texts=("Where was the otter seen? At the mill.",) * 9, bos=False):
+    """A token per byte, and a few merges from texts; with `bos`, texts begin with one."""
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    trained, how = ByteLevelBPETokenizer(), {"vocab_size": 300, "show_progress": False}
+    trained.train_from_iterator(texts, special_tokens=[*special.values()], **how)
     if bos:
-        tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+        trained.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
+    tokenizer = Tokenizer.from_str(trained.to_str())
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def rows_of(folder, task, split="train"):
@@ -50,8 +42,8 @@ def rows_of(folder, task, split="train"):
     return list(read_rows(find(task, split, folder, folder / "cache"), task, split))
 
 
-def examples_of(folder, task="qasper", split="train", budget=BUDGET, bos=False):
-    prompts = Prompts(byte_tokenizer(bos), TASKS[task], budget)
+def examples_of(folder, task="qasper", split="train", budget=(60, 8), bos=False):
+    prompts = Prompts(byte_tokenizer(bos=bos), TASKS[task], Budget(*budget))
     return tokenize_split(prompts, split, folder, folder / "cache")
 
 
@@ -67,18 +59,13 @@ def test_rows_of_official_files(tmp_path):
         assert {row.output for row in rows_of(tmp_path, task, "test")} == {None}
 
 
-@pytest.mark.parametrize(
-    ("variable", "data_dir", "folder", "zipped"),
-    [
-        ("", None, "data/scrolls", True),
-        ("elsewhere", None, "elsewhere", False),
-        ("elsewhere", "given", "given", True),
-    ],
-)
-def test_the_default_folder(variable, data_dir, folder, zipped, tmp_path, monkeypatch):
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("folder", ["data/scrolls", "elsewhere", "given"])
+def test_the_default_folder(folder, zipped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SCROLLS_DIR", variable)
-    asked = TASKS["quality"], "train", data_dir and Path(data_dir), tmp_path
+    monkeypatch.setenv("SCROLLS_DIR", "" if folder == "data/scrolls" else "elsewhere")
+    data_dir = Path(folder) if folder == "given" else None
+    asked = TASKS["quality"], "train", data_dir, tmp_path
     message = rf"^{folder} has neither quality\.zip nor quality/train\.jsonl.* 20 MB.*SCROLLS_DIR"
     with pytest.raises(FileNotFoundError, match=message) as refused:
         find(*asked)
@@ -99,10 +86,9 @@ def test_the_default_folder(variable, data_dir, folder, zipped, tmp_path, monkey
         (lambda row: '{"id": ', r"train\.jsonl, line 3: Expecting value"),
         (lambda row: "[1]", "line 3: not a JSON object"),
         (lambda row: json.dumps(row | {"output": None}), "line 3: id 'quality-train-2': output=No"),
-        (lambda row: json.dumps(row | {"input": 5}), "input=5 must be text"),
         (lambda row: json.dumps(row | {"id": 7}), "line 3: id 7: id=7 must be text"),
         (lambda row: json.dumps(row | {"output": "\ud800"}), "output='.ud800' must be text"),
-        (lambda row: json.dumps(row | {"pid": "quality-train-0_0"}), "duplicate pid"),
+        (lambda row: json.dumps(row | {"pid": "0"}), "duplicate pid"),
         (lambda row: json.dumps(row | {"input": "What?\n\nText"}), "its input has no choices and"),
     ],
 )
@@ -120,12 +106,10 @@ def test_files_that_are_broken(tmp_path):
     with zipfile.ZipFile(archive) as content:
         middle = content.getinfo("qasper/train.jsonl").compress_size // 2
     whole = archive.read_bytes()
-    archive.write_bytes(whole[:-40])
-    with pytest.raises(ValueError, match=r"qasper\.zip/qasper/train\.jsonl cannot be read"):
-        rows_of(tmp_path, "qasper")
-    archive.write_bytes(whole[:middle] + bytes(60) + whole[middle + 60 :])
-    with pytest.raises(ValueError, match=r"qasper/train\.jsonl(, line \d+: | cannot be read)"):
-        rows_of(tmp_path, "qasper")
+    for damaged in (whole[:-40], whole[:middle] + bytes(60) + whole[middle + 60 :]):
+        archive.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"\.zip/.*jsonl(, line \d+: | cannot be read)"):
+            rows_of(tmp_path, "qasper")
     with zipfile.ZipFile(tmp_path / "qmsum.zip", "w") as content:
         content.writestr("qmsum/train.jsonl", "\n")
     for split, message in {"train": "has no rows", "test": r"has no qmsum/test\.jsonl"}.items():
@@ -155,16 +139,15 @@ def test_only_the_document_is_cut(task, bos, tmp_path):
         ids, labels = (x.numpy() for x in examples[number].values())
         learned = labels != IGNORED
         prompt, answer = ids[~learned], ids[learned]
-        np.testing.assert_array_equal(labels[learned], answer)
-        assert len(prompt) <= budget.prompt and len(ids) <= budget.length
+        assert (labels[learned] == answer).all()
+        assert len(prompt) <= budget.prompt and len(answer) <= budget.answer + 1
         assert (ids == 0).sum() == bos and (ids[0] == 0) == bos  # <s>, and none inside
         text, tail = decode(prompt[bos:]), examples.prompts.tail_text
         assert text.startswith(row.question) and text.endswith(tail)
         document = text[len(row.question) : -len(tail)]
         assert row.document.startswith(document)
-        if document != row.document:
-            cut += 1
-            assert len(prompt) == budget.prompt
+        cut += document != row.document
+        assert len(prompt) == budget.prompt or document == row.document
         if answer[-1] == end:
             assert decode(answer[:-1]) == f" {row.output}"
         else:  # too long: no end is learned
@@ -174,53 +157,43 @@ def test_only_the_document_is_cut(task, bos, tmp_path):
         examples_of(tmp_path, task, budget=Budget(10, 8))
 
 
-def test_tokens_are_cached_by_content(tmp_path, monkeypatch):
-    folder = write_task(tmp_path, "qasper", train=300, zipped=False)  # more rows than one batch
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    for row in rows[::3]:
-        row["input"] = "Where?\n\nThe same for all."
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_tokens_are_cached_by_content(tmp_path, monkeypatch, caplog):
+    texts = [f"Otter {n}?\n\nOf {n if n % 3 else 'all'}." for n in range(600)]  # > one batch
+    rows = [(f"id {n}", text, "mill") for n, text in enumerate(texts)]
+    file = write_rows(tmp_path / "qasper" / "train.jsonl", rows)
     examples = examples_of(tmp_path)
-    assert examples.ids == [row["id"] for row in rows]
-    for number, row in enumerate(rows):
-        tokens = examples.prompts.tokenizer(row["input"])["input_ids"]
-        assert abs(examples.lengths[number] - len(tokens)) <= 1  # question and document meet
-    monkeypatch.setattr("scrolls.examples.read_rows", None)  # nothing is read again
-    with zipfile.ZipFile(tmp_path / "qasper.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(folder / "train.jsonl", "qasper/train.jsonl")
-    (folder / "train.jsonl").rename(tmp_path / "aside")
-    assert examples_of(tmp_path).fingerprint == examples.fingerprint  # the same rows, zipped
-    monkeypatch.undo()
-    (folder / "train.jsonl").write_text((tmp_path / "aside").read_text().replace("otter", "eel"))
+    assert examples.ids == [id_ for id_, _, _ in rows]
+    counts = [*map(len, examples.prompts.tokenizer(texts)["input_ids"])]
+    assert np.abs(examples.lengths - counts).max() <= 1  # question and document meet
+    shutil.make_archive(str(tmp_path / "qasper"), "zip", tmp_path, "qasper")
+    aside = file.rename(tmp_path / "aside")
+    with monkeypatch.context() as patch:
+        patch.setattr("scrolls.examples.read_rows", None)  # nothing is read again
+        assert examples_of(tmp_path).fingerprint == examples.fingerprint  # the same rows, zipped
+    file.write_text(aside.read_text().replace("Otter", "Eel"))
     assert examples_of(tmp_path).fingerprint != examples.fingerprint
-    assert examples_of(tmp_path, budget=Budget(70, 8)).tokens("prompt", 1).size > BUDGET.prompt
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_damaged_tokens_are_made_again(tmp_path, caplog, cut):
-    write_task(tmp_path, "qasper", train=6)
-    kept = examples_of(tmp_path).table.to_pydict()
-    (file,) = (tmp_path / "cache" / "scrolls").rglob("rows.arrow")
-    content = file.read_bytes()
-    file.unlink()  # and not the one that is mapped
-    file.write_bytes(content[:-8] if cut else content.replace(b"id", b"no"))
-    assert examples_of(tmp_path).table.to_pydict() == kept
-    assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
-
-
-def training_rows(folder, total, seed=0):
-    return TrainingRows(examples_of(folder, budget=Budget(700, 8)), total, seed, per_step=4)
+    assert examples_of(tmp_path, budget=Budget(20, 8)).tokens("prompt", 1).size == 20
+    kept = examples.table.to_pydict()
+    for change in (lambda content: content[:-8], lambda content: content.replace(b"id", b"no")):
+        file.write_bytes(aside.read_bytes())
+        (tokens,) = (tmp_path / "cache" / "scrolls").glob(f"{examples.fingerprint}-60/rows.arrow")
+        content = tokens.read_bytes()
+        tokens.unlink()  # and not the one that is mapped
+        tokens.write_bytes(change(content))
+        assert examples_of(tmp_path).table.to_pydict() == kept
+        assert f"{tokens.parent} is damaged" in caplog.text and "created again" in caplog.text
 
 
 def test_the_order_of_training(tmp_path):
     write_task(tmp_path, "qasper", train=200)
-    rows = training_rows(tmp_path, 10**6)
+    examples = examples_of(tmp_path, budget=Budget(700, 8))
+    # The second as in a run that is continued.
+    rows, fresh, other = (TrainingRows(examples, 10**6, seed, per_step=4) for seed in (0, 0, 1))
     count = len(rows.sequences)
     order = [rows._order(epoch) for epoch in (0, 1)]
-    assert all(sorted(one) == list(range(count)) for one in order)  # each row once an epoch
-    assert list(order[0]) != list(order[1])
-    assert list(order[0]) != list(training_rows(tmp_path, 10**6, seed=1)._order(0))
-    fresh = training_rows(tmp_path, 10**6)  # as in a run that is continued
+    orders = [*order, other._order(0)]
+    assert all(sorted(each) == list(range(count)) for each in orders)  # each row once an epoch
+    assert len({*map(tuple, orders)}) == 3
     for n in (count + 7, 3, count - 1):
         torch.testing.assert_close(fresh[n], rows[n])
     steps = np.concatenate(order)[: 2 * count // 4 * 4].reshape(-1, 4)
@@ -229,30 +202,17 @@ def test_the_order_of_training(tmp_path):
     assert spread < 0.2 * usual
 
 
-def test_padding_changes_nothing(tmp_path):
-    write_task(tmp_path, "qasper")
-    rows = training_rows(tmp_path, 4)
-    sequences = [rows[0], {name: x[-20:] for name, x in rows[1].items()}]
-    batch, model = padded(sequences), make_model("tape", vocab_size=300)
-    assert (batch["labels"][1, 20:] == IGNORED).all() and batch["input_ids"].shape[1] > 20
-    alone = [model(**{name: x[None] for name, x in each.items()}).loss for each in sequences]
-    counts = (batch["labels"] != IGNORED).sum(1)
-    expected = (torch.stack(alone) * counts).sum() / counts.sum()
-    torch.testing.assert_close(model(**batch).loss, expected)
-
-
 @pytest.mark.slow
 def test_the_sample_is_balanced_and_held_out(tmp_path):
     folder = write_sample(tmp_path)
-    splits = {}
-    for split in ("train", "validation"):
-        source = find(TASKS["sample"], split, None, tmp_path)
-        splits[split] = list(read_rows(source, TASKS["sample"], split))
-        for question in DECISIONS:
-            of = [row.output for row in splits[split] if row.question.startswith(question)]
-            assert of.count("Yes") == of.count("No") > 0
-    train, validation = ({row.document for row in rows} for rows in splits.values())
-    assert not train & validation
-    golds = Counter(row.id for row in splits["validation"])
+    train, validation = (
+        list(read_rows(find(TASKS["sample"], split, None, tmp_path), TASKS["sample"], split))
+        for split in ("train", "validation")
+    )
+    for split, question in product((train, validation), DECISIONS):
+        of = [row.output for row in split if row.question.startswith(question)]
+        assert of.count("Yes") == of.count("No") > 0
+    assert not {row.document for row in train} & {row.document for row in validation}
+    golds = Counter(row.id for row in validation)
     assert max(golds.values()) > 1 and 200 < len(golds) < 400
     assert write_sample(tmp_path) == folder  # from the cache

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -18,15 +17,19 @@ from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.evaluation.questions import Batch, Question
+from tape.runs.metrics import read_metrics
 from tape.tasks import evaluate
 
 
-def make_speaker(position, tokenizer, seed=1, **changes):
-    """A model that says one thing and another, and comes to an end now and then."""
+def make_base(folder, position="tape", seed=1, tokenizer=None, **changes):
+    """The folder of a model as pre-training leaves it, with its tokenizer."""
+    tokenizer = tokenizer or byte_tokenizer()
     model = make_model(position, vocab_size=len(tokenizer), seed=seed, **changes)
-    with torch.no_grad():
+    with torch.no_grad():  # it says one thing and another, and comes to an end now and then
         model.lm_head.weight[tokenizer.eos_token_id] *= 3.0
-    return model
+    for each in (model, tokenizer):
+        each.save_pretrained(folder)
+    return folder
 
 
 def test_answers_have_neither_eos_nor_more_tokens_than_their_room(monkeypatch):
@@ -53,100 +56,77 @@ def test_a_plan_asks_each_id_once_within_its_tokens(tmp_path):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("zips")
-    for task in ("qasper", "qmsum", "narrative_qa"):
+    for task in ("qasper", "narrative_qa"):
         write_task(folder, task, train=12, validation=30)
     return folder
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A model as pre-training leaves it, with its tokenizer."""
-    folder = tmp_path_factory.mktemp("runs") / "adape_c4"
-    tokenizer = byte_tokenizer()
-    make_speaker("tape", tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_base(tmp_path_factory.mktemp("runs") / "adape_c4")
 
 
-def generate(base, data, folder, *settings):
+def generate(base, data, folder, settings=""):
     small = {"model": base, "output": folder / "adape.json", "data_dir": data, "task": "qasper"}
     small |= {"budget": "demo", "max_batch_tokens": 1000, "cache_dir": data / "cache"}
-    small |= dict(setting.split("=") for setting in settings)
-    entry.generate(
-        parsers.scrolls_generate([f"{name}={value}" for name, value in small.items() if value])
-    )
-    return (folder / "adape.json").read_bytes()
+    small |= dict(setting.split("=") for setting in settings.split())
+    words = [f"{name}={value}" for name, value in small.items() if value]
+    entry.generate(parsers.scrolls_generate(words))
+    return json.loads((folder / "adape.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def whole(base, data, tmp_path_factory):
-    return generate(base, data, tmp_path_factory.mktemp("whole"))
+    """The folder of all answers."""
+    generate(base, data, folder := tmp_path_factory.mktemp("whole"))
+    return folder
 
 
-def test_shards_equal_one(base, data, whole, tmp_path):
-    found = json.loads(whole)
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_answers_are_in_order_and_do_not_depend_on_others(processes, base, data, whole, tmp_path):
+    found = generate(base, data, whole)
     assert list(found) == [f"qasper-validation-{n}" for n in range(30)]
     assert len(set(found.values())) > 15
-    with pytest.raises(FileNotFoundError):
-        generate(base, data, tmp_path / "shards", "shard=2/2")
-    assert generate(base, data, tmp_path / "shards", "shard=1/2") == whole
-    fewer = json.loads(generate(base, data, tmp_path / "fewer", "limit=4"))
+    fewer = generate(base, data, tmp_path, f"limit=4 processes={processes}")
     assert fewer == {id_: found[id_] for id_ in (list(found)[n] for n in (0, 9, 19, 29))}
-
-
-@pytest.mark.slow
-def test_several_processes_equal_one(base, data, whole, tmp_path):
-    assert generate(base, data, tmp_path, "processes=2") == whole
-
-
-def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
-    generate(base, data, tmp_path)
-    for changes, message in {
-        "budget=table5 max_batch_tokens=2000": r"budget: \['demo', 223, 32\] -> \['table5', 823",
-        "split=train": "split: validation -> train",
-        "task=narrative_qa": "task: qasper -> narrative_qa",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            generate(base, data, tmp_path, *changes.split())
-    other = shutil.copytree(base, tmp_path / "other")
-    model = TapeForCausalLM.from_pretrained(other)
-    torch.nn.init.zeros_(model.lm_head.weight)
-    model.save_pretrained(other)
-    with pytest.raises(ValueError, match=r"holds another evaluation \(model: "):
-        generate(other, data, tmp_path)
-    shutil.rmtree(tmp_path / "adape.parts")
-    with pytest.raises(ValueError, match=r"adape\.json exists without its journal"):
-        generate(base, data, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["task=qaspr"], "--task: invalid choice: 'qaspr'"),
-        (["budget="], r"scrolls\.json names no budget of a fine-tuning: give a run of a task"),
-        (["data_dir=/nowhere"], "neither qasper.zip nor"),
-        (["max_batch_tokens=100"], "must be at least 256"),
+        ("task=qaspr", "--task: invalid choice: 'qaspr'"),
+        ("budget=", r"scrolls\.json names no budget of a fine-tuning: give a run of a task"),
+        ("data_dir=/nowhere", "neither qasper.zip nor"),
+        ("max_batch_tokens=100", "must be at least 256"),
+        ("budget=table5 max_batch_tokens=2000", r"budget: \['demo', 223, 32\] -> \['table5', 823"),
+        ("split=train", "split: validation -> train"),
+        ("task=narrative_qa", "task: qasper -> narrative_qa"),
+        ("model=other", r"holds another evaluation \(model: "),
+        ("output=adape.json", r"adape\.json exists without its journal"),
     ],
 )
-def test_refusals(base, data, tmp_path, capsys, settings, message):
+def test_refusals(base, data, whole, tmp_path, monkeypatch, capsys, settings, message):
+    monkeypatch.chdir(tmp_path)
+    make_base(tmp_path / "other", seed=2)
+    (tmp_path / "adape.json").touch()
     with pytest.raises((ValueError, OSError, SystemExit)) as refused:
-        generate(base, data, tmp_path / "new", *settings)
+        generate(base, data, whole, settings)
     assert re.search(message, f"{refused.value} {capsys.readouterr().err}")
-    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "adape.parts").exists()
 
 
-def fine_tune(base, data, folder, *overrides):
-    small = [f"base_model={base}", f"data.data_dir={data}", f"output_dir={folder}", "budget=demo"]
-    small += [f"cache_dir={data / 'cache'}", "data.task=qasper", "trainer.max_steps=4"]
-    small += ["trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2"]
-    small += ["trainer.save_steps=2", "trainer.eval_steps=2", "trainer.logging_steps=2"]
-    train.run(composed("experiment=scrolls", *small, "task.samples=4", *overrides))
+def fine_tune(base, data, folder, overrides=""):
+    small = f"""base_model={base} data.data_dir={data} output_dir={folder} cache_dir={data}/cache
+        budget=demo data.task=qasper task.samples=4 trainer.max_steps=4 trainer.save_steps=2
+        trainer.eval_steps=2 trainer.logging_steps=2 trainer.per_device_train_batch_size=2
+        trainer.gradient_accumulation_steps=2"""
+    train.run(composed("experiment=scrolls", *small.split(), *overrides.split()))
     return folder
 
 
 def test_fine_tuning_and_generating(base, data, tmp_path):
     run = fine_tune(base, data, tmp_path / "run", "trainer.per_device_eval_batch_size=7")
-    found = json.loads(generate(run, data, tmp_path, "budget="))
+    found = generate(run, data, tmp_path, "budget=")
     report = json.loads((run / "report" / "report.json").read_text())
     assert len(found) == 30 and report["questions"] == 4 and report["metric"] == "f1"
     recorded = json.loads((run / "trained.json").read_text())
@@ -168,49 +148,42 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
 
     # The validation loss is that of all tokens, whatever they share a batch with.
     examples = examples_of(data, split="validation", budget=BUDGETS["demo"]["answer"])
-    losses, counts = [], []
-    for row in examples.questions_spread(None):
-        ids, labels = (x[None] for x in examples[row].values())
-        counts.append((labels != -100).sum().item())
-        with torch.no_grad():
-            losses.append(tuned.eval()(ids, labels=labels).loss.item())
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    (loss,) = (row["eval_loss"] for row in rows if row["step"] == 4 and "eval_loss" in row)
-    assert loss == pytest.approx(np.average(losses, weights=counts), rel=1e-5)
+    sequences = [examples[row] for row in examples.questions_spread(None)]
+    counts = [(each["labels"] != -100).sum().item() for each in sequences]
+    batches = ({name: x[None] for name, x in each.items()} for each in sequences)
+    with torch.no_grad():
+        losses = [tuned.eval()(**batch).loss.item() for batch in batches]
+    rows = {row["step"]: row for row in read_metrics(run / "metrics.jsonl") if "eval_loss" in row}
+    assert rows[4]["eval_loss"] == pytest.approx(np.average(losses, weights=counts), rel=1e-5)
 
     fine_tune(base, data, tmp_path / "cut", "trainer.max_steps=2")
     cut = fine_tune(base, data, tmp_path / "cut")
     for name, weight in TapeForCausalLM.from_pretrained(cut).state_dict().items():
         assert torch.equal(weight, tuned.state_dict()[name]), name
     with pytest.raises(ValueError, match=r"base_model: .* -> .*\n  base_weights: "):
-        other = shutil.copytree(base, tmp_path / "other")
-        torch.nn.init.zeros_(before.lm_head.weight)
-        before.save_pretrained(other)
-        fine_tune(other, data, tmp_path / "cut")
+        fine_tune(make_base(tmp_path / "other", seed=2), data, tmp_path / "cut")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("override", "message"),
     [
-        (["length=512"], r"length=512: budget demo has 256 tokens; give budget=demo"),
-        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; leave these out, and"),
-        (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
-        (["task.samples=0"], r"task\.samples=0 must be an integer"),
+        ("length=512", r"length=512: budget demo has 256 tokens; give budget=demo"),
+        ("++model.hidden_size=64", r"model\.hidden_size=64, but .* has 32; leave these out, and"),
+        ("++position.width=4", r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
+        ("task.samples=0", r"task\.samples=0 must be an integer"),
     ],
 )
-def test_refused_before_training(base, data, tmp_path, overrides, message):
+def test_refused_before_training(base, data, tmp_path, override, message):
     with pytest.raises(ValueError, match=message):
-        fine_tune(base, data, tmp_path / "run", *(f"++{one.lstrip('+')}" for one in overrides))
+        fine_tune(base, data, tmp_path / "run", override)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
 def test_random_positions_have_to_reach(data, tmp_path):
-    position = {"name": "randpe", "length": 200}
-    make_model(position, vocab_size=300).save_pretrained(tmp_path / "short")
-    byte_tokenizer().save_pretrained(tmp_path / "short")
+    short = make_base(tmp_path / "short", {"name": "randpe", "length": 200})
     with pytest.raises(ValueError, match=r"length=256 needs 256 positions, .* 200"):
-        fine_tune(tmp_path / "short", data, tmp_path / "run")
-    wider = fine_tune(tmp_path / "short", data, tmp_path / "wide", "+position.length=300")
+        fine_tune(short, data, tmp_path / "run")
+    wider = fine_tune(short, data, tmp_path / "wide", "+position.length=300")
     assert TapeForCausalLM.from_pretrained(wider).config.position["sampler"]["length"] == 300
-    assert len(json.loads(generate(wider, data, tmp_path, "budget="))) == 30
+    assert len(generate(wider, data, tmp_path, "budget=")) == 30

@@ -1,18 +1,17 @@
-"""Scoring as the official evaluator does it, the table, and the page of answers."""
+"""The metrics of SCROLLS, worked by hand; scoring as its evaluator does, the table, the answers."""
 
-import csv
 import json
-import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from scrolls_data import write_task
+from commands import run_command
+from scrolls_data import write_rows, write_task
 
 from scrolls import score
+from scrolls.metrics import SCORE, averages, exact_match, example, f1, results
 from scrolls.tasks import BENCHMARK, TASKS
 
-QASPER = [  # an id's golds are not next to each other, and one of them is there twice
+GOLDS = [  # an id's golds are not next to each other, and one of them is there twice
     ("q1", "Where?", "At the mill."),
     ("q2", "When?", "In May"),
     ("q1", "Where?", "a mill, by the river"),
@@ -20,9 +19,71 @@ QASPER = [  # an id's golds are not next to each other, and one of them is there
     ("q3", "Who?", ""),
 ]
 IDS = ["q1", "q2", "q3"]
+DOCUMENTED = (
+    ["exact match example", "hello there", "general kenobi"],
+    [["exact match example"], ["hello", "hi there"], ["commander kenobi"]],
+)
+ROUGE = {"rouge/rouge1": 72.2222, "rouge/rouge2": 33.3333, "rouge/rougeL": 72.2222}
 
 
-@pytest.fixture(scope="session")
+@pytest.mark.parametrize(
+    ("metric", "text", "golds", "expected"),
+    [
+        (exact_match, "The Hague.", ["Paris", "hague"], 1),
+        (exact_match, "The Hague", ["The Hague city"], 0),
+        (exact_match, "the", [""], 1),
+        (exact_match, "nai\u0308ve", ["naïve"], 0),  # two codings of a text are two texts
+        # Punctuation, of which only ASCII's counts, goes before articles are looked for.
+        (exact_match, "The  Cat\ton a state-of-the-art\n mat", ["cat on stateoftheart mat"], 1),
+        (exact_match, "A. B, the! ÉCOLE  Straße\u00a0end", ["b école straße end"], 1),
+        (exact_match, "“the” …quoted¿", ["quoted"], 0),
+        # blue once and red once in common: 2 of 3 and 2 of 4 words.
+        (f1, "blue blue red", ["blue red red green"], 4 / 7),
+        (f1, "x y", ["z", "x y z w", "x"], 2 / 3),
+        (f1, "ÜBER-all", ["überall x"], 2 / 3),
+        (f1, "", [""], 0),
+        (f1, "x", [""], 0),
+    ],
+)
+def test_exact_match_and_f1_by_hand(metric, text, golds, expected):
+    assert metric(text, golds) == pytest.approx(expected, abs=1e-15)
+
+
+def test_every_variant_of_rouge_has_its_own_best_gold():
+    """The first gold has the same words in reverse: 1, 0 and 1/4. Of the second 3 of 8 words and 2
+    of 7 pairs are there in order, of 4 and 3: 1/2, 2/5 and 1/2."""
+    rouge = lambda *given: [*example("rouge", *given).values()]  # noqa: E731
+    prediction = "red green blue pink"
+    golds = ["pink blue green red", "red green blue x y z w v"]
+    assert rouge(prediction, golds[:1]) == pytest.approx([1, 0, 0.25])
+    assert rouge(prediction, golds[1:]) == pytest.approx([0.5, 0.4, 0.5])
+    assert rouge(prediction, golds) == pytest.approx([1, 0.4, 0.5])
+    score = averages("rouge", [example("rouge", prediction, golds)])[SCORE["rouge"]]
+    assert score == pytest.approx(200_000 ** (1 / 3))
+    assert rouge("the é", ["the ü"])[0] == 1  # no letters but ASCII
+    assert rouge("the cat", ["a cat"])[0] == 0.5  # with articles
+    assert rouge("running", ["runs"])[0] == 0  # no stems
+
+
+@pytest.mark.parametrize(
+    ("tasks", "values", "score"),
+    [
+        (["quality", "contract_nli"], {"exact_match": 33.3333}, {}),
+        (["narrative_qa", "qasper", "sample"], {"f1": 72.2222}, {}),
+        (["gov_report", "summ_screen_fd", "qmsum"], ROUGE, {"rouge/geometric_mean": 55.8136}),
+    ],
+)
+def test_the_documented_example(tasks, values, score):
+    """With the keys in the official order."""
+    (whole,) = (score or values).values()
+    counts = {"num_predicted": 3, "mean_prediction_length_characters": 14.6667}
+    shown = {"display_keys": [*values], "display": [*values.values()]}
+    expected = values | score | counts | {"scrolls_score": whole} | shown
+    for task in tasks:
+        assert [*results(TASKS[task], *DOCUMENTED).items()] == [*expected.items()]
+
+
+@pytest.fixture(scope="module")
 def official(tmp_path_factory):
     """All seven zips."""
     folder = tmp_path_factory.mktemp("scrolls")
@@ -34,74 +95,39 @@ def official(tmp_path_factory):
 @pytest.fixture
 def qasper(tmp_path):
     """Five rows of three questions."""
-    folder = tmp_path / "data" / "qasper"
-    folder.mkdir(parents=True)
-    rows = [
-        {"id": key, "pid": f"{key}_{n}", "input": f"{asked}\n\nA document.", "output": gold}
-        for n, (key, asked, gold) in enumerate(QASPER)
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "validation.jsonl").write_text(text)
-    return folder.parent
+    rows = [(id_, f"{asked}\n\nA document.", gold) for id_, asked, gold in GOLDS]
+    return write_rows(tmp_path / "data" / "qasper" / "validation.jsonl", rows).parents[1]
 
 
 @pytest.fixture
-def evaluate(monkeypatch, tmp_path):
-    """Calls eval_scrolls.py on tmp_path/predictions as its users do; returns its exit status."""
+def evaluate(tmp_path):
+    """Runs eval_scrolls.py on predictions, by file, of which some may be written before."""
 
-    def evaluate(data, *more, task="qasper", split="validation", file="adape.json"):
-        what = ["--all"] if task is None else ["--dataset_name", task]
-        given = [*what, "--split", split, "--data_dir", data, *more]
-        given += ["--predictions", tmp_path / "predictions" / file]
-        given += ["--metrics_output_dir", tmp_path / "out", "--cache_dir", tmp_path / "cache"]
-        monkeypatch.setattr(sys, "argv", ["eval_scrolls.py", *map(str, given)])
-        try:
-            score.main()
-        except SystemExit as stop:
-            return stop.code
-        return 0
+    def evaluate(data, predictions, *more, task="qasper", split="validation", file="adape.json"):
+        for name, content in predictions.items():
+            path = tmp_path / "predictions" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+        words = ["--dataset_name", task] if task else ["--all"]
+        words += ["--split", split, "--data_dir", data, "--predictions", f"predictions/{file}"]
+        words += ["--metrics_output_dir", "out", "--cache_dir", "cache", *more]
+        return run_command("eval_scrolls.py", *words, folder=tmp_path)
 
     return evaluate
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Writes predictions, given or as text."""
-
-    def write(predictions, file="adape.json"):
-        text = predictions if isinstance(predictions, str) else json.dumps(predictions)
-        path = tmp_path / "predictions" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    return write
 
 
 def metrics(folder, task="qasper"):
     return json.loads((folder / f"{task}_metrics.json").read_text())
 
 
-def answers(data, task, change=lambda gold: gold):
-    """The first gold of every question, changed."""
-    _, golds = score.read_questions(TASKS[task], "validation", data, Path("unused"))
-    return {id_: change(texts[0]) for id_, texts in golds.items()}
-
-
-def test_scores_are_written_and_printed(evaluate, write, qasper, tmp_path, capsys):
+def test_scores_are_written_and_printed(evaluate, qasper, tmp_path):
     """q1: of its golds, "at mill" (at and mill; one word in common of 3 and 2) and "mill by river"
     (two of 3 and 3); q2: two words in common of 3 and 2; q3: nothing in common. (2/3 + 4/5) / 3."""
-    write({"q3": "", "q2": "In May 1900", "q1": "mill, the River Thames"})
-    assert evaluate(qasper) == 0
-    written = (tmp_path / "out" / "qasper_metrics.json").read_text()
-    assert written == capsys.readouterr().out
-    assert json.loads(written) == {
-        "f1": 48.8889,
-        "num_predicted": 3,
-        "mean_prediction_length_characters": 11.0,
-        "scrolls_score": 48.8889,
-        "display_keys": ["f1"],
-        "display": [48.8889],
-    }
+    predictions = {"q3": "", "q2": "In May 1900", "q1": "mill, the River Thames"}
+    done = evaluate(qasper, {"adape.json": predictions})
+    assert done.status == 0 and done.out == (tmp_path / "out" / "qasper_metrics.json").read_text()
+    found = json.loads(done.out)
+    assert found["scrolls_score"] == 48.8889 and found["mean_prediction_length_characters"] == 11
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["qasper_metrics.json"]
 
 
@@ -111,79 +137,72 @@ def test_scores_are_written_and_printed(evaluate, write, qasper, tmp_path, capsy
         ("null", "it must hold a JSON object", {}),
         ("{", "Expecting property name", {}),
         ('{"q1": "x", "q1": "x"}', "duplicate ids: 1", {}),
-        ({"q1": "x", "q2": None, "q9": "x"}, "the prediction for 'q2' is not text", {}),
-        ({"q1": "\ud800"}, "the prediction for 'q1' is not text", {}),
-        ({"q2": "x"}, "2 ids are missing, 0 are redundant", (["q1", "q3"], [])),
-        (dict.fromkeys([*IDS, "z", "q9"], "x"), "0 ids are missing, 2 are", ([], ["q9", "z"])),
-        ({"q2": "x", "q3": "x", "Q1": "x"}, "1 ids are missing, 1 are", (["q1"], ["Q1"])),
+        ('{"q1": "x", "q2": null, "q9": "x"}', "the prediction for 'q2' is not text", {}),
+        (r'{"q1": "\ud800"}', "the prediction for 'q1' is not text", {}),
+        ('{"q2": "x"}', "2 ids are missing, 0 are redundant", (["q1", "q3"], [])),
+        ('{"q2": "x", "q3": "x", "Q1": "x"}', "1 ids are missing, 1 are", (["q1"], ["Q1"])),
     ],
 )
-def test_what_does_not_verify(qasper, write, tmp_path, predictions, error, details):
-    write(predictions)
-    texts, report = score.verify(tmp_path / "predictions" / "adape.json", IDS)
+def test_what_does_not_verify(tmp_path, predictions, error, details):
+    (file := tmp_path / "adape.json").write_text(predictions)
+    texts, report = score.verify(file, IDS)
     (said,) = report["errors"]
     assert not texts and f"adape.json: {error}" in said
     keys = ("missing_keys", "redundant_keys") if details else ()
     assert report["details"] == dict(zip(keys, details, strict=True))
 
 
-def test_errors_stand_in_place_of_scores_but_replace_none(
-    evaluate, write, qasper, tmp_path, capsys
-):
+def test_errors_stand_in_place_of_scores_but_replace_none(evaluate, qasper, tmp_path):
     def fails_into(file, *more):
-        write({})
-        assert evaluate(qasper, *more) == 65
-        assert f"details are in {out / file}" in capsys.readouterr().err
+        done = evaluate(qasper, {"adape.json": {}}, *more)
+        assert done.status == 65 and f"details are in out/{file}" in done.err
         assert json.loads((out / file).read_text())["details"]["missing_keys"] == IDS
 
     out = tmp_path / "out"
     fails_into("qasper_metrics.json")  # as with the official evaluator
     for more in [], ["--verify_only"]:
-        write(dict.fromkeys(IDS, "x"))
-        assert evaluate(qasper) == 0 and [*out.iterdir()] == [out / "qasper_metrics.json"]
+        assert evaluate(qasper, {"adape.json": dict.fromkeys(IDS, "x")}).status == 0
+        assert [*out.iterdir()] == [out / "qasper_metrics.json"]
         good = metrics(out)
         fails_into("qasper_errors.json", *more)
         assert metrics(out) == good and "f1" in good
 
 
-def test_verify_only_scores_nothing(evaluate, write, official, tmp_path, capsys):
-    write({f"qasper-test-{number}": "" for number in range(3)})
-    assert evaluate(official, "--verify_only", split="test") == 0
-    assert not (tmp_path / "out").exists() and "adape.json: valid\n" in capsys.readouterr().out
-    assert "no gold answer to score with" in evaluate(official, split="test")
-
-
-def test_what_is_wrong_with_the_gold_answers_is_named(evaluate, write, qasper, tmp_path):
-    write(dict.fromkeys(IDS, "x"))
-    assert "neither quality.zip nor quality/validation" in evaluate(qasper, task="quality")
-    assert evaluate(qasper, task="qualty") == 2  # argparse lists the names
-    assert "no.json has no predictions" in evaluate(qasper, file="no.json")
+def test_without_gold_answers(evaluate, official, qasper, tmp_path):
+    """Predictions are verified at most."""
+    given = {"adape.json": {f"qasper-test-{number}": "" for number in range(3)}}
+    assert "adape.json: valid\n" in evaluate(official, given, "--verify_only", split="test").out
     rows = qasper / "qasper" / "validation.jsonl"
     rows.write_text(rows.read_text() + '{"id": "q4", "pid": "q4_0", "input": "Why?\\n\\nD"}\n')
-    assert f"{rows}, line 6: id 'q4': output=None must be text" in evaluate(qasper)
+    for message, done in {
+        "no gold answer to score with": evaluate(official, {}, split="test"),
+        "neither quality.zip nor quality/validation": evaluate(qasper, {}, task="quality"),
+        "invalid choice: 'qualty'": evaluate(qasper, {}, task="qualty"),
+        "no.json has no predictions": evaluate(qasper, {}, file="no.json"),
+        f"{rows}, line 6: id 'q4': output=None must be text": evaluate(qasper, {}),
+    }.items():
+        assert done.status and len(done.lines) == 1 and message in done.err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_table_of_the_benchmark(evaluate, write, official, tmp_path, capsys):
+def test_the_table_of_the_benchmark(evaluate, official, tmp_path):
     """TAPE's row of the paper: 140.65 in all, a seventh of it is 20.0929. Errors of one file stop
     no other."""
-    for task in BENCHMARK:
-        write(answers(official, task), f"{task}/adape.json")
-        write(answers(official, task, change=lambda gold: "zzz"), f"{task}/rope.json")
-    write("{", "qasper/fire.json")
+    given = {"qasper/fire.json": "{"}
+    for name, task in BENCHMARK.items():
+        _, golds = score.read_questions(task, "validation", official, tmp_path)
+        given[f"{name}/adape.json"] = {id_: texts[0] for id_, texts in golds.items()}
+        given[f"{name}/rope.json"] = dict.fromkeys(golds, "zzz")
     for task in ("quality", "qmsum"):
-        write(answers(official, task), f"{task}/fire.json")
-    assert evaluate(official, task=None, file="") == 65
-    assert "qasper/fire.json: Expecting" in capsys.readouterr().err
-    out = tmp_path / "out"
-    with (out / "table.csv").open(newline="") as file:
-        rows = {row["encoding"]: row for row in csv.DictReader(file)}
-    assert {row["from"] for row in list(rows.values())[:3]} == {"here, validation"}
-    assert {row["from"] for row in list(rows.values())[3:]} == {"arXiv 2501.00712, Table 1"}
-    assert all(float(rows["adape"][task]) == 100 for task in (*BENCHMARK, "mean"))
-    assert all(float(rows["rope"][task]) == 0 for task in (*BENCHMARK, "mean"))
-    assert rows["fire"]["quality"] == "100.0" and rows["fire"]["qasper"] == ""
-    assert rows["fire"]["mean"] == "" and rows["TAPE"]["mean"] == "20.0929"
+        given[f"{task}/fire.json"] = given[f"{task}/adape.json"]
+    done, out = evaluate(official, given, task=None, file=""), tmp_path / "out"
+    assert done.status == 65 and "qasper/fire.json: Expecting" in done.err
+    rows = pd.read_csv(out / "table.csv", index_col="encoding")
+    assert [*rows["from"].iloc[2:4]] == ["here, validation", "arXiv 2501.00712, Table 1"]
+    scores = rows[[*BENCHMARK, "mean"]]
+    assert (scores.loc["adape"] == 100).all() and (scores.loc["rope"] == 0).all()
+    assert scores.loc["fire"].dropna().to_dict() == {"quality": 100, "qmsum": 100}
+    assert scores.loc["TAPE", "mean"] == 20.0929
     lines = (out / "table.md").read_text().splitlines()
     assert lines[3:5] == [
         "| fire | - | - | - | 100.00 | 100.00 | - | - | - | here, validation |",
@@ -194,13 +213,14 @@ def test_the_table_of_the_benchmark(evaluate, write, official, tmp_path, capsys)
     assert "errors" in metrics(out / "fire") and (out / "origin.json").is_file()
 
 
-def test_answers_are_read_side_by_side(evaluate, write, qasper, tmp_path):
-    write(dict(zip(IDS, ["mill", "<b>May</b>", "x " * 99], strict=True)))
-    write(dict(zip(IDS, ["mill", "at\n5", "&amp;"], strict=True)), "rope.json")
-    assert evaluate(qasper, file="") == 0
+def test_answers_are_read_side_by_side(evaluate, qasper, tmp_path):
+    given = {
+        "adape.json": dict(zip(IDS, ["mill", "<b>May</b>", "x " * 99], strict=True)),
+        "rope.json": dict(zip(IDS, ["mill", "at\n5", "&amp;"], strict=True)),
+    }
+    assert evaluate(qasper, given, file="").status == 0
     assert metrics(tmp_path / "out" / "rope")["num_predicted"] == 3
-    page = tmp_path / "out" / "qasper_answers.html"
-    (table,) = pd.read_html(page, index_col=0)
+    (table,) = pd.read_html(tmp_path / "out" / "qasper_answers.html", index_col=0)
     assert [*table.columns] == ["question", "gold answers", "adape", "rope"]
     assert [*table.index] == IDS and [*table["rope"]] == ["mill", "at 5", "&amp;"]
     assert table["adape"]["q2"] == "<b>May</b>" and table["adape"]["q3"].count("x") == 99

@@ -2,13 +2,13 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from commands import run_command
-from test_prompts import byte_level
-from test_tasks import CASES, evaluate, make_run, refused
+from test_tasks import CASES, evaluate, make_run
 
 from arithmetic.addition_task import GRID
 from tape import parsers
@@ -18,18 +18,10 @@ from tape.model.checkpoint import load
 from tape.tasks.passkey.passkey_task import PASSKEY, PasskeyTask
 from tape.tasks.passkey.sequences import Passkeys, Prompt
 
-
-@pytest.fixture
-def folder(name, tmp_path):
-    return make_run(tmp_path / "run", name)
-
-
 KEY = Question((300, None), "The pass key is", Prompt("", ("123",)), 5, 9)
 TWO_KEYS = Question((300, 0.0), "the pass keys are", Prompt("", ("12", "345")), 5, 9)
 SUM = Question((1, 2), "5+59=", "001", 5, 4)
 END = "<|endoftext|>"
-
-
 WRONG = ["001", f"00{END}", f"0010{END}", f" 001{END}", f"000{END}", ""]
 FOUND = [f" 123{END}", " 123 . the", " the pass key is 123 ."]
 MISSED = [f" 12{END}", f" 1230{END}", f" 11 . 123{END}", " the lake is 123", " 1"]
@@ -55,44 +47,38 @@ def test_which_answers_are_right(name, question, found):
         assert answer.counts == ((n, 1) if name == "addition" else (1, right, n, 5))
 
 
+def truth(question):
+    return getattr(question.answer, "answer", question.answer) + END
+
+
 @pytest.fixture
-def no_folder(monkeypatch):
-    """Command lines are read though there is no such model."""
-    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
+def answered(tmp_path, monkeypatch):
+    """Evaluates a run whose answers are a function of the question. Returns the evaluation, its
+    folder, the summary, the counts in and beyond the trained conditions, and the wrong answers."""
+
+    def answered(name, text, flags=""):
+        def answers(self, model, tokenizer, batch):
+            written = (tokenizer(text(each))["input_ids"] for each in batch.questions)
+            pairs = zip(batch.questions, written, strict=True)
+            return [self.mark(question, ids, tokenizer) for question, ids in pairs]
+
+        monkeypatch.setattr(Questions, "answers", answers)
+        found = evaluate(make_run(tmp_path / "run", name), name, flags)
+        (results,) = (path.parent for path in (tmp_path / "run").glob("*/summary.json"))
+        summary = json.loads((results / "summary.json").read_text())
+        parts = [summary[each] for each in ("inside", "outside") if summary[each]]
+        counts = [(part["correct"], part["total"]) for part in parts]
+        wrong = [*map(json.loads, (results / "wrong.jsonl").read_text().splitlines())]
+        return found, results, summary, counts, wrong
+
+    return answered
 
 
-def saying(monkeypatch, text):
-    """Puts a function of a question and EOS in the place of the model."""
-
-    def answers(self, model, tokenizer, batch):
-        end = tokenizer.eos_token
-        written = (tokenizer(text(each, end))["input_ids"] for each in batch.questions)
-        pairs = zip(batch.questions, written, strict=True)
-        return [self.mark(question, ids, tokenizer) for question, ids in pairs]
-
-    monkeypatch.setattr(Questions, "answers", answers)
-
-
-def truth(question, end):
-    return getattr(question.answer, "answer", question.answer) + end
-
-
-def summary_of(results):
-    summary = json.loads((results / "summary.json").read_text())
-    parts = [(summary[part]["correct"], summary[part]["total"]) for part in ("inside", "outside")]
-    return summary, parts
-
-
-@pytest.mark.parametrize("name", ["addition"])
-def test_rows_are_the_first_operand(name, folder, monkeypatch):
-    saying(monkeypatch, lambda each, end: "" if each.cell[0] == 2 else truth(each, end))
-    evaluate(folder, name)
-    results = folder / "grid"
-    asked, rows = GRID.read(results)
-    wrong = rows[rows["value"] == 0][["first_digits", "second_digits"]].to_numpy().tolist()
-    assert wrong == [[2, 1], [2, 2], [2, 3]]
-    kept = [json.loads(line) for line in (results / "wrong.jsonl").read_text().splitlines()]
-    assert [(row["n"], row["m"]) for row in kept] == [(2, m) for m in (1, 2, 3) for _ in range(3)]
+def test_rows_are_the_first_operand(answered):
+    (asked, rows), _, summary, parts, wrong = answered(
+        "addition", lambda each: "" if each.cell[0] == 2 else truth(each)
+    )
+    assert [(row["n"], row["m"]) for row in wrong] == [(2, m) for m in (1, 2, 3) for _ in range(3)]
     axes, _ = heat_map(GRID.view.heatmap, rows.assign(row="run"), {"run": asked}).axes
     image = axes.images[0]
     np.testing.assert_array_equal(image.get_array(), [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
@@ -100,52 +86,44 @@ def test_rows_are_the_first_operand(name, folder, monkeypatch):
     assert "first" in axes.get_ylabel() and "0.667" in axes.get_title()
     frame = axes.patches[0].get_bbox()  # 2 x 1 digits in training
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, -0.5, 1.5)
-    summary, parts = summary_of(results)
     assert parts == [(4, 8), (20, 28)]
     assert [cell["accuracy"] for cell in summary["diagonal"]] == [1, 0, 1]
     assert summary["evaluated"]["samples"] == 4 and len(summary["evaluated"]["model"]) == 64
 
 
-@pytest.mark.parametrize("name", ["passkey"])
-def test_rows_are_lengths_and_depths(name, folder, monkeypatch):
+def test_rows_are_lengths_and_depths(answered):
     """Wrong at depth 0.5 of 60 tokens; the training went to 40."""
-    saying(monkeypatch, lambda each, end: "" if each.cell == (60, 0.5) else truth(each, end))
-    evaluate(folder, name)
-    results = folder / "passkey"
-    assert (results / "passkey.csv").read_text().splitlines()[-6:] == [
-        "accuracy,60,0.5,0.0,4,share",
-        "found,60,0.5,0.0,4,share",
-        "tokens,60,0.5,60.0,4,tokens",
-        "accuracy,60,1.0,1.0,4,share",
-        "found,60,1.0,1.0,4,share",
-        "tokens,60,1.0,60.0,4,tokens",
-    ]
-    summary, parts = summary_of(results)
-    assert parts == [(12, 12), (8, 12)]
+    _, results, summary, parts, wrong = answered(
+        "passkey", lambda each: "" if each.cell == (60, 0.5) else truth(each)
+    )
+    rows = (results / "passkey.csv").read_text().splitlines()
+    assert rows[-2:] == ["found,60,1.0,1.0,4,share", "tokens,60,1.0,60.0,4,tokens"]
+    assert parts == [(12, 12), (8, 12)] and [row["depth"] for row in wrong] == [0.5] * 3
     assert summary["lengths"][1]["accuracy"] == summary["lengths"][1]["found"] == 8 / 12
-    wrong = (results / "wrong.jsonl").read_text().splitlines()
-    assert len(wrong) == 3 and all(json.loads(row)["depth"] == 0.5 for row in wrong)
 
 
-@pytest.mark.parametrize("name", ["passkey"])
-def test_several_values_count_alone_and_together(name, folder, monkeypatch):
-    first = lambda each, end: f" {each.answer.values[0]}{end}"  # noqa: E731
-    saying(monkeypatch, lambda each, end: (truth if each.cell[1] else first)(each, end))
-    found = evaluate(folder, name, "--keys 2 --values 2 --max_tokens 120 --interval 120")
-    assert (folder / "passkey_2x2" / "passkey.csv").exists()
+def test_several_values_count_alone_and_together(answered):
+    """At depth 0 the first one is right."""
+    found, results, summary, _, _ = answered(
+        "passkey",
+        lambda each: truth(each) if each.cell[1] else f" {each.answer.values[0]}{END}",
+        "--keys 2 --values 2 --max_tokens 120 --interval 120",
+    )
     of = {measure: [*rows["value"]] for measure, rows in found.rows.groupby("measure")}
     assert of["accuracy"] == [0, 1, 1] and of["found"] == [0.5, 1, 1]
-    (length,) = PASSKEY.summary(found)["lengths"]
-    assert (length["accuracy"], length["found"]) == (8 / 12, 20 / 24)
+    (length,) = summary["lengths"]
+    assert (length["accuracy"], length["found"], results.name) == (8 / 12, 20 / 24, "passkey_2x2")
     assert ", 0.833 of the values" in PASSKEY.describe(found)
 
 
-def test_command_lines(tmp_path, no_folder):
+def test_command_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
     given = parsers.evaluate(["--task", "passkey", *line.split()])
-    questions, name = PasskeyTask.asked(given, given.run, load(make_run(tmp_path, "original"))[0])
+    model, tokenizer = load(make_run(tmp_path, "original"))
+    questions, name = PasskeyTask.asked(given, given.run, model)
     assert (questions.num_tests, questions.plain, questions.original) == (20, False, False)
-    batches = replace(questions, num_tests=1, depths=1).plan(byte_level(), 16384)
+    batches = replace(questions, num_tests=1, depths=1).plan(tokenizer, 16384)
     asked = sorted(question.tokens for batch in batches for question in batch.questions)
     assert asked == [*range(1000, 8001, 1000)] and name == "passkey"
     assert max(batch.length for batch in batches) <= given.context_size
@@ -174,37 +152,28 @@ def test_the_command(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "message"),
+    ("name", "words", "message"),
     [
-        ("addition", "--name report", "--name='report' is used by"),
-        ("addition", "--context_size 8", r"context_size=8 is shorter .*, 8 \+ 5 tokens: .*_length"),
-        ("passkey", "--interval 20", r"prompt of 20 tokens has no room .* which take 2\d"),
-        ("passkey", "--context_size 64", r"context_size=64 is shorter .*, 60 \+ 9 tokens"),
-        ("passkey", "--interval 70", "interval=70 exceeds max_tokens=60"),
-        ("passkey", "--keys 25", "keys=25 must be an integer in 1..24"),
-        ("passkey", "--original", "one key and one value, and this .*: leave out --original"),
-        ("original", "--values 2", "one key and one value, and this .*: leave out --original"),
-        ("synthetic", "--max_length 0", "max_length=0 must be an integer in 1..100000"),
+        ("original", "", "error: give --task, one of addition, passkey, synthetic"),
+        ("original", "division", "error: --task: invalid choice: 'division'"),
+        ("original", "addition", r"has no problems\.json: give the folder of a run on this task"),
+        ("original", "synthetic", r"has no synthetic\.json: give the folder of a run on this task"),
+        ("original", "passkey", "error: give --max_tokens"),
+        ("original", "addition --depths 3", "unrecognized arguments: --depths 3"),
+        ("addition", "addition --name report", "--name='report' is used by"),
+        ("addition", "addition --shard 5/4", "5/4.* must be i/n with 1 <= i <= n"),
+        ("addition", "addition --context_size 8", r"=8 is shorter .*, 10 \+ 6 tokens: .*_length"),
+        ("passkey", "passkey --context_size 64", r"context_size=64 is shorter .*, 320 \+ 9 tokens"),
+        ("passkey", "passkey --interval 20", "prompt of 20 tokens has no room .* which take 2"),
+        ("passkey", "passkey --interval 700", "interval=700 exceeds max_tokens=320"),
+        ("passkey", "passkey --keys 25", r"keys=25 must be an integer in 1\.\.24"),
+        ("passkey", "passkey --original", "one key and one value, and .*: leave out --original"),
+        ("original", "passkey --max_tokens 9 --original --values 2", "one value, .* --original"),
+        ("synthetic", "synthetic --max_length 0", r"max_length=0 must be an integer in 1\.\."),
     ],
 )
-def test_refusals(name, flags, message, folder):
-    with refused(match=message):
-        evaluate(folder, name, flags)
+def test_refusals_are_one_line(name, words, message, tmp_path):
+    folder, words = make_run(tmp_path / "run", name), ["--task", *words.split()] if words else []
+    done = run_command("-m", "tape.tasks.evaluate", folder, *words, folder=tmp_path)
+    assert done.status and len(done.lines) == 1 and re.search(message, done.lines[0])
     assert not [path for path in folder.iterdir() if path.is_dir()]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "error: give --task, one of addition, passkey, synthetic"),
-        ("--task division", r"error: --task: invalid choice: 'division'"),
-        ("--task addition", "has no problems.json: give the folder of a run on this task"),
-        ("--task synthetic", "has no synthetic.json: give the folder of a run on this task"),
-        ("--task passkey", "error: give --max_tokens"),
-        ("--task addition --depths 3", "unrecognized arguments: --depths 3"),
-    ],
-)
-def test_command_lines_are_refused_in_one_line(words, message, tmp_path):
-    folder = make_run(tmp_path, "original")
-    done = run_command("-m", "tape.tasks.evaluate", folder, *words.split(), folder=tmp_path)
-    assert done.status and len(done.lines) == 1 and message in done.lines[0]

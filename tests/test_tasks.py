@@ -16,16 +16,15 @@ import psutil
 import pytest
 import torch
 from commands import ROOT
-from test_prompts import byte_level, llama_like
-from test_scrolls_generation import make_speaker
-from transformers import LlamaConfig, LlamaForCausalLM
+from test_prompts import TOKENIZERS
+from test_scrolls_generation import make_base
 
 import tape.tasks.evaluate as entry
 from arithmetic.addition_task import GRID, GridQuestions
 from arithmetic.problems import Problems
 from tape import TapeForCausalLM, parsers
 from tape.evaluation import journal as workers
-from tape.evaluation.journal import FILE, Shard
+from tape.evaluation.journal import FILE
 from tape.evaluation.questions import Questions, greedy
 from tape.model.checkpoint import load
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
@@ -33,48 +32,44 @@ from tape.tasks.passkey.sequences import Passkeys
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.synthetic_task import SyntheticQuestions
 
-refused = partial(pytest.raises, ValueError)
+refused, slow = partial(pytest.raises, ValueError), pytest.mark.slow
 
 
 class Case(NamedTuple):
-    """A task with what a tiny model is asked, in several batches of some cells."""
+    """What a tiny model is asked, in several batches of some cells, as `FLAGS` do."""
 
-    task: str
     source: Any
-    tokenizer: Any
     place: str
     questions: Questions
 
+    @property
+    def tokenizer(self):
+        return self.source.tokenizer() if self.source else TOKENIZERS["byte_level"][1]
+
 
 FLAGS = {
-    "addition": "--max_length 3 --samples 4 --batch_size 5",
-    "passkey": "--max_tokens 60 --interval 30 --num_tests 4 --depths 3 --batch_tokens 200",
-    "original": "--max_tokens 300 --interval 300 --num_tests 3 --original --batch_tokens 900",
-    "synthetic": "--max_length 8 --samples 5 --batch_tokens 40",
+    "addition": "addition --max_length 3 --samples 4 --batch_size 5",
+    "passkey": "passkey --max_tokens 60 --interval 30 --num_tests 4 --depths 3 --batch_tokens 200",
+    "original": "passkey --max_tokens 300 --interval 300 --num_tests 3 --batch_tokens 9 --original",
+    "synthetic": "synthetic --max_length 8 --samples 5 --batch_tokens 40",
 }
-SUMS, KEYS = Problems(max_first=2, max_second=1), Passkeys(max_length=40)
-COPIES, ORIGINAL = Synthetic("copy", 1, 4), PasskeyQuestions(300, 300, 3, original=True)
-ASKED = SyntheticQuestions(COPIES, (2, 3, 4, 6, 8), 5, 0)
-PLAIN = PasskeyQuestions(60, 30, 4, 3, plain=True)
+SUMS, KEYS, COPIES = Problems(2, 1), Passkeys(40), Synthetic("copy", 1, 4)
 CASES = {
-    "addition": Case("addition", SUMS, SUMS.tokenizer(), "grid", GridQuestions(SUMS, 3, 4)),
-    "passkey": Case("passkey", KEYS, KEYS.tokenizer(), "passkey", PLAIN),
-    "original": Case("passkey", None, byte_level(), "passkey_original", ORIGINAL),
-    "synthetic": Case("synthetic", COPIES, COPIES.tokenizer(), "synthetic", ASKED),
+    "addition": Case(SUMS, "grid", GridQuestions(SUMS, 3, 4)),
+    "passkey": Case(KEYS, "passkey", PasskeyQuestions(60, 30, 4, 3, plain=True)),
+    "original": Case(None, "passkey_original", PasskeyQuestions(300, 300, 3, original=True)),
+    "synthetic": Case(COPIES, "synthetic", SyntheticQuestions(COPIES, (2, 3, 4, 6, 8), 5, 0)),
 }
 all_cases = pytest.mark.parametrize("name", CASES)
-decoded = pytest.mark.parametrize("name", ["addition", "passkey", "original"])
 
 
 def make_run(folder, name="addition", position="tape", seed=0):
     """A small model without training, in a folder as a run leaves it."""
-    case = CASES[name]
-    length = case.source.length if case.source else 64
-    model = make_speaker(position, case.tokenizer, seed, max_position_embeddings=length)
-    model.save_pretrained(folder)
-    case.tokenizer.save_pretrained(folder)
-    if case.source is not None:
-        case.source.save(folder)
+    source, tokenizer = CASES[name].source, CASES[name].tokenizer
+    length = source.length if source else 64
+    make_base(folder, position, seed, tokenizer, max_position_embeddings=length)
+    if source is not None:
+        source.save(folder)
     settings = json.dumps({"task.criterion": None, "trainer.max_steps": 5})
     for file, text in {"run.json": "{}", "trained.json": settings, "metrics.jsonl": ""}.items():
         (folder / file).write_text(text)
@@ -86,14 +81,12 @@ def folder(name, tmp_path):
     return make_run(tmp_path / "run", name)
 
 
-def command(folder, name, *flags):
-    case = CASES[name]
-    words = [word for each in flags for word in each.split()]
-    return [str(folder), "--task", case.task, *FLAGS[name].split(), "--processes", "1", *words]
+def command(folder, name, flags=""):
+    return [str(folder), *f"--task {FLAGS[name]} --processes 1 {flags}".split()]
 
 
-def evaluate(folder, name, *flags):
-    return entry.evaluate(parsers.evaluate(command(folder, name, *flags)))
+def evaluate(folder, name, flags=""):
+    return entry.evaluate(parsers.evaluate(command(folder, name, flags)))
 
 
 def contents(results):
@@ -105,12 +98,9 @@ def journal(results):
     return results / "shard-1-of-1" / FILE
 
 
-# ---- questions and answers
-
-
 @torch.no_grad()
-@decoded
-@pytest.mark.parametrize("position", ["tape", {"name": "randpe", "length": 900}])
+@pytest.mark.parametrize("name", ["addition", "passkey", "original"])
+@pytest.mark.parametrize("position", ["tape", {"name": "randpe", "length": 1000}])
 def test_answers_are_those_of_a_loop(name, position, tmp_path):
     """Over one prompt at a time, without a cache."""
     model, tokenizer = load(make_run(tmp_path, name, position))
@@ -119,14 +109,14 @@ def test_answers_are_those_of_a_loop(name, position, tmp_path):
         assert (len({each.tokens for each in batch.questions}) > 1) == (name == "original")
         given = questions.answers(model, tokenizer, batch)
         for question, answer in zip(batch.questions, given, strict=True):
-            prompt = tokenizer(question.prompt)["input_ids"]
-            ids = list(prompt)
-            while len(ids) < len(prompt) + batch.new_tokens and ids[-1] != tokenizer.eos_token_id:
+            ids = tokenizer(question.prompt)["input_ids"]
+            start, end = len(ids), len(ids) + batch.new_tokens
+            while len(ids) < end and ids[-1] != tokenizer.eos_token_id:
                 with model.evaluation_length(batch.length):
                     logits = model(torch.tensor([ids]), use_cache=False).logits
                 ids.append(logits[0, -1].argmax().item())
-            assert answer.text == tokenizer.decode(ids[len(prompt) :])
-            endings += len(ids) < len(prompt) + batch.new_tokens
+            assert answer.text == tokenizer.decode(ids[start:])
+            endings += len(ids) < end
     assert endings or name != "addition"  # or the end of an answer would not have been tested
 
 
@@ -147,36 +137,26 @@ def test_one_pass_marks_as_greedy_decoding_does(tmp_path):
 
 
 @all_cases
-def test_how_a_batch_is_made_up_does_not_matter(name, tmp_path):
-    """Neither does a random draw of positions. Only the room of others may be longer."""
-    model, tokenizer = load(make_run(tmp_path, name, {"name": "randpe", "length": 900}))
+def test_a_plan_asks_everything_once_and_its_batches_do_not_matter(name, tmp_path):
+    """Neither does a random draw of positions. Only the room of others may be longer. The costliest
+    batch is the first."""
+    model, tokenizer = load(make_run(tmp_path, name, {"name": "randpe", "length": 1000}))
     questions, given = CASES[name].questions, []
-    for size in (1, 3, 1000):
-        texts = {}
-        for batch in questions.plan(tokenizer, batch_size=size):
-            answers = questions.answers(model, tokenizer, batch)
-            for asked, answer in zip(batch.questions, answers, strict=True):
-                texts[str(asked.prompt)] = answer.text[: asked.room or None]
-        given.append(texts)
-    assert given[0] == given[1] == given[2]
-
-
-@all_cases
-def test_a_plan_asks_everything_once_and_the_costliest_first(name):
-    questions, tokenizer = CASES[name].questions, CASES[name].tokenizer
     groups = [*questions.groups(tokenizer)]
-    batches = questions.plan(tokenizer, batch_tokens=200)
-    planned = [str(each) for batch in batches for each in batch.questions]
-    assert sorted(planned) == sorted(str(each) for group in groups for each in group)
-    assert [batch.cost for batch in batches] == sorted((x.cost for x in batches), reverse=True)
-    for batch in batches:
-        assert len(batch.questions) == 1 or batch.cost <= 200
-        assert batch.length >= max(each.tokens for each in batch.questions) + batch.new_tokens
-        assert batch.new_tokens == max(each.room for each in batch.questions)
-    assert len(questions.plan(tokenizer, batch_size=10**6)) == len(groups)
-
-
-# ---- resuming, shards, processes
+    for how in ({"batch_tokens": 200}, {"batch_size": 3}, {"batch_size": 1000}):
+        texts, batches = [], questions.plan(tokenizer, **how)
+        for batch in batches:
+            asked, costs = batch.questions, [each.cost for each in batches]
+            assert len(asked) == 1 or batch.cost <= 200 or "batch_size" in how
+            assert batch.length >= max(each.tokens for each in asked) + batch.new_tokens
+            assert batch.new_tokens == max(each.room for each in asked)
+            answers = questions.answers(model, tokenizer, batch)
+            pairs = zip(asked, answers, strict=True)
+            texts += [(str(each), answer.text[: each.room or None]) for each, answer in pairs]
+        assert costs == sorted(costs, reverse=True)
+        given.append(sorted(texts))
+    assert given[0] == given[1] == given[2] and len(batches) == len(groups)
+    assert [each for each, _ in given[0]] == sorted(str(each) for group in groups for each in group)
 
 
 @all_cases
@@ -190,10 +170,8 @@ def test_a_torn_journal_is_continued_to_the_same_results(name, folder, monkeypat
     counted = lambda *given: batches.append(given) or answers(*given)  # noqa: E731
     monkeypatch.setattr(kind, "answers", counted)
     lines = written.splitlines(keepends=True)
-    assert len(lines) > 3
-    two = len(b"".join(lines[:3]))
-    cuts = {5: 0, two - 1: 1, two + 9: 2, len(written): len(lines) - 1}
-    for size, kept in cuts.items():
+    two = len(b"".join(lines[:3]))  # the header and two batches
+    for size, kept in {5: 0, two - 1: 1, two + 9: 2, len(written): len(lines) - 1}.items():
         for file in whole:
             (results / file).unlink()
         journal(results).write_bytes(written[:size])
@@ -211,7 +189,7 @@ def test_shards_give_the_same_as_one(name, folder, tmp_path):
     place = other / case.place
     assert evaluate(other, name, "--shard 2/3") is None
     assert evaluate(other, name, "--shard 2/6") is None  # again what the first has answered
-    results = resolve_name(entry.TASKS[case.task]).results
+    results = resolve_name(entry.TASKS[FLAGS[name].split()[0]]).results
     with refused(match=r"batches are missing.* a shard not started"):
         results.gather(place)
     assert evaluate(other, name, "--shard 1/3") is None and not (place / results.file).exists()
@@ -221,28 +199,25 @@ def test_shards_give_the_same_as_one(name, folder, tmp_path):
     assert results.read(place).rows.equals(found.rows)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("name", ["passkey"])
 def test_several_processes_equal_one_and_end_with_it(name, folder, tmp_path):
-    whole = make_run(tmp_path / "whole" / "run", name)
+    whole, place = make_run(tmp_path / "whole" / "run", name), folder / CASES[name].place
     evaluate(whole, name)
     several = command(folder, name, "--processes 2")
     started = subprocess.Popen([sys.executable, "-m", "tape.tasks.evaluate", *several], cwd=ROOT)
-    place = folder / CASES[name].place
-    while started.poll() is None and not (place.exists() and journal(place).exists()):
+    while started.poll() is None and not journal(place).exists():
         time.sleep(0.02)
-    time.sleep(1)
-    children = (
-        psutil.Process(started.pid).children(recursive=True) if started.poll() is None else []
-    )
+    time.sleep(1)  # for the workers
+    children = [] if started.poll() is not None else psutil.Process(started.pid).children(True)
     started.kill()
     started.wait()
-    assert not psutil.wait_procs(children, timeout=60)[1]
+    assert not psutil.wait_procs(children, timeout=300)[1]
     evaluate(folder, name, "--processes 2")
     assert contents(place) == contents(whole / CASES[name].place)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("name", ["addition"])
 def test_a_worker_that_is_killed_loses_nothing_that_is_done(name, folder, monkeypatch):
     monkeypatch.setattr(workers, "_answer", die)
@@ -254,12 +229,6 @@ def test_a_worker_that_is_killed_loses_nothing_that_is_done(name, folder, monkey
 
 def die(batch):
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_shards_that_do_not_exist():
-    for text in ("5/4", "0/4", "1", "1/4/2"):
-        with refused(match="must be i/n with 1 <= i <= n"):
-            Shard.parse(text)
 
 
 @pytest.mark.parametrize("name", ["addition"])
@@ -275,69 +244,38 @@ def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
     with refused(match=r"holds another evaluation \(model: "):
         evaluate(folder, name)
     place = folder / CASES[name].place
-    (place / "summary.json").write_text("{")
-    with refused(match=r"summary\.json is damaged"):
-        GRID.read(place)
     journal(place).write_text("{\n" + journal(place).read_text())
     with refused(match="is damaged"):
         GRID.gather(place)
 
 
+INITIAL = ("addition", "tape", "--intervention initial", "initial")
+
+
 @pytest.mark.parametrize(
-    ("name", "processes"),
-    [("addition", "1"), pytest.param("addition", "2", marks=pytest.mark.slow)],
+    ("name", "position", "flags", "suffix"),
+    [
+        INITIAL,
+        pytest.param(*INITIAL[:2], "--intervention initial --processes 2", "initial", marks=slow),
+        ("passkey", "rope", "--extend dca --factor 2", "dca_2"),
+    ],
 )
-def test_a_model_whose_state_is_not_updated_answers_as_rope(name, processes, folder, tmp_path):
-    place, more = CASES[name].place, "--wrong 9"
-    evaluate(folder, name, "--intervention initial --processes", processes, more)
-    rope = make_run(tmp_path / "rope", name, "rope")
-    model = TapeForCausalLM.from_pretrained(rope)
-    model.load_state_dict(load(folder)[0].state_dict(), strict=False)
-    model.save_pretrained(rope)
-    evaluate(rope, name, more), evaluate(folder, name, more)
-    expected = (rope / place / "wrong.jsonl").read_text()
-    assert (folder / f"{place}_initial" / "wrong.jsonl").read_text() == expected
-    assert (folder / place / "wrong.jsonl").read_text() != expected
-    with refused(match="position 'rope': give a model with tape or tape_yarn"):
-        evaluate(rope, name, "--intervention phases")
-    with refused(match="intervention"):
-        evaluate(folder, name, more, "--intervention initial --name", place)
-
-
-def test_an_extended_model_answers_as_the_model_so_loaded(tmp_path):
-    """In a folder of its own, beside the answers of the model as it is."""
-    rope, more = make_run(tmp_path / "rope", "passkey", "rope"), "--wrong 9"
-    position = {"name": "extended", "method": "dca", "window": None}
-    extended = make_run(tmp_path / "extended", "passkey", "rope")
-    TapeForCausalLM.from_pretrained(extended, position=position).save_pretrained(extended)
-    for folder, given in ((rope, ""), (rope, "--extend dca --factor 2"), (extended, "")):
-        evaluate(folder, "passkey", more, given)
-    answers = (rope / "passkey_dca_2" / "wrong.jsonl").read_text()
-    assert answers == (extended / "passkey" / "wrong.jsonl").read_text()
-    assert answers != (rope / "passkey" / "wrong.jsonl").read_text()
-    header = json.loads(journal(rope / "passkey_dca_2").read_text().partition("\n")[0])
-    assert header["extend"] == "dca 2"
-
-
-@torch.no_grad()
-def test_a_llama_checkpoint_answers_as_the_library_does(tmp_path):
-    tokenizer = llama_like()
-    torch.manual_seed(0)
-    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-    config |= {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    llama = LlamaForCausalLM(LlamaConfig(**config)).eval()
-    llama.generation_config.repetition_penalty = 5.0  # of chats: no evaluation takes it
-    llama.save_pretrained(tmp_path, max_shard_size="20KB")
-    tokenizer.save_pretrained(tmp_path)
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    model, tokenizer = load(tmp_path)
-    questions = PasskeyQuestions(220, 220, 2, 2)
-    (batch,) = questions.plan(tokenizer, 10**6)
-    given = questions.answers(model, tokenizer, batch)
-    for question, answer in zip(batch.questions, given, strict=True):
-        ids = torch.tensor([tokenizer(question.prompt)["input_ids"]])
-        how = {"do_sample": False, "repetition_penalty": 1.0, "pad_token_id": 0}
-        mask = torch.ones_like(ids)
-        expected = llama.generate(ids, attention_mask=mask, max_new_tokens=batch.new_tokens, **how)
-        assert answer.text == tokenizer.decode(expected[0, 220:])
+def test_a_changed_model_answers_as_one_that_is_so(name, position, flags, suffix, tmp_path):
+    """TAPE without updates as RoPE, an extended model as one that was saved as such; in a folder of
+    its own, beside the answers of the model as it is."""
+    run, other = make_run(tmp_path / "run", name, position), make_run(tmp_path / "b", name, "rope")
+    extended = {"name": "extended", "method": "dca", "window": None}
+    changed = {} if position == "tape" else {"position": extended}
+    model = TapeForCausalLM.from_pretrained(other, **changed)
+    model.load_state_dict(load(run)[0].state_dict(), strict=False)
+    model.save_pretrained(other)
+    for folder, given in ((run, flags), (run, ""), (other, "")):
+        evaluate(folder, name, f"--wrong 9 {given}")
+    place = CASES[name].place
+    places = run / f"{place}_{suffix}", other / place, run / place
+    answers, expected, own = ((each / "wrong.jsonl").read_text() for each in places)
+    assert answers == expected != own
+    with refused(match="position '.*': give a model with tape or tape_yarn"):
+        evaluate(other, name, "--intervention phases")
+    with refused(match="holds another evaluation .*(intervention|extend)"):
+        evaluate(run, name, f"--wrong 9 {flags} --name {place}")

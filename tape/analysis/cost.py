@@ -115,16 +115,15 @@ def cached_bytes(model: TapeForCausalLM, length: int) -> int:
 
 def configuration(shape: Shape, position: dict[str, Any]) -> TapeConfig:
     """Returns a decoder's configuration with the given length as its training length."""
-    if shape["hidden"] % shape["heads"]:
-        raise ValueError(
-            f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"
-        )
+    hidden, heads = shape["hidden"], shape["heads"]
+    if hidden % heads:
+        raise ValueError(f"--hidden {hidden} must be a multiple of --heads {heads}")
     return TapeConfig(
         vocab_size=shape["vocabulary"],
-        hidden_size=shape["hidden"],
+        hidden_size=hidden,
         intermediate_size=shape["mlp"],
         num_hidden_layers=shape["layers"],
-        num_attention_heads=shape["heads"],
+        num_attention_heads=heads,
         num_key_value_heads=shape["kv_heads"],
         max_position_embeddings=shape["length"],
         position=position,

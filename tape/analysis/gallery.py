@@ -87,7 +87,6 @@ def panels(
 
 
 def draw_curve(axis: Axes, scores_HTT: Tensor) -> None:
-    """Draws the scores of the last query by distance, a line per head."""
     axis.plot(by_distance(scores_HTT).T.numpy(), linewidth=0.9)
     axis.axvline(scores_HTT.shape[-1] // 2, color="0.6", linewidth=0.7, linestyle=":")
     axis.margins(x=0)

@@ -127,8 +127,8 @@ def check_size(model: TapeForCausalLM, length: int, owner: str, texts: int = 1) 
     config = model.config
     maps = texts * config.num_hidden_layers * config.num_recurrences * config.num_attention_heads
     needed = 8 * maps * length**2  # the model's and the copies on the CPU
-    what = f"of attention weights of {texts} texts"
-    check_memory(needed, owner, what, "take shorter texts, or fewer of them")
+    weights = f"of attention weights of {texts} texts"
+    check_memory(needed, owner, weights, "take shorter texts, or fewer of them")
 
 
 @torch.no_grad()

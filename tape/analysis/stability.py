@@ -55,8 +55,7 @@ def attention_change(before: Tensor, after: Tensor) -> float:
 
 
 def dot_change(before: Tensor | None, after: Tensor | None) -> float:
-    """Compares the dot products of states (K|1, T, 2, F) with those after more tokens in front; NaN
-    without a state."""
+    """Compares dot products of states (K|1, T, 2, F) likewise; NaN without a state."""
     if before is None:
         return math.nan
     one, other = dot_products(before), dot_products(after[:, -before.shape[1] :])
@@ -97,17 +96,15 @@ def rows_of(
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """Tabulates the paper's layers, models and shifts: means over the models of a row, with 95 %
-    intervals. The paper's rows follow."""
+    """Tabulates the paper's layers, models and shifts; the paper's rows follow."""
     paper = pd.read_csv(PAPER, dtype=str, keep_default_na=False)
     last = frame["layer"].max()
     layers = sorted({layer for layer in SHOWN if layer < last} | {last})
     parts = []
     for measure, title in MEASURES.items():
         lines = [[title, "dtype", "move", "seeds", *(f"layer {n}" for n in layers)]]
-        for (name, dtype, kind, by), found in frame.groupby(
-            ["row", "dtype", "move", "by"], sort=False
-        ):
+        groups = frame.groupby(["row", "dtype", "move", "by"], sort=False)
+        for (name, dtype, kind, by), found in groups:
             values = {layer: each.tolist() for layer, each in found.groupby("layer")[measure]}
             cells = [_over_seeds(values.get(layer, [math.nan])) for layer in layers]
             lines.append([name, dtype, KINDS[kind].format(by), len(values[1]), *cells])

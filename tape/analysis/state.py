@@ -28,15 +28,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape import parsers
-from tape.analysis.inside import (
-    Inside,
-    as_files,
-    by_distance,
-    carry_out,
-    check_size,
-    look_inside,
-    windows,
-)
+from tape.analysis import inside
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model import checkpoint
@@ -121,8 +113,7 @@ def load(
     dtype: torch.dtype | None = None,
     position: dict[str, Any] | None = None,
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """Returns the model of a run, changed by `intervene` if an intervention is named, and its
-    tokenizer."""
+    """Returns the model of a run, changed by an intervention if one is named, and its tokenizer."""
     model, tokenizer = checkpoint.load(folder, dtype, position)
     if intervention is not None:
         intervene(model, intervention)
@@ -141,7 +132,7 @@ def phase_by_distance(e_KT2F: Tensor, first_T2F: Tensor) -> Tensor:
     return torch.stack(shifts)
 
 
-def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, Any]]:
+def geometry(model: TapeForCausalLM, texts: list[inside.Inside]) -> Iterator[dict[str, Any]]:
     """Yields rows of the state and the attention of every layer, means over texts, and the
     Frobenius norms of its maps; distances are logarithmic, with the trained one."""
     length = texts[0].attention[0].shape[-1]
@@ -156,7 +147,7 @@ def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, 
         for measure, value in found.items():
             yield layer | {"measure": measure, "value": value.item()}
         phases = [phase_by_distance(x.states[n], x.states[0]) for x in texts]
-        weights = [by_distance(x.attention[n]) for x in texts]
+        weights = [inside.by_distance(x.attention[n]) for x in texts]
         for measure, each in {"phase": phases, "attention": weights}.items():
             mean = torch.stack(each).mean(0).tolist()
             for d in sorted(distances):
@@ -175,21 +166,21 @@ def losses_of(model: TapeForCausalLM, ids_BL: Tensor) -> Tensor:
 def rows(
     arguments: argparse.Namespace, folder: Path, about: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of one model."""
     model, _ = load(folder, None, torch.float32)
     updating(model)
     trained = model.config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained, 2 * trained, 4 * trained])
     looked, size = min(LOOKED_AT, arguments.windows), f"--lengths {lengths[-1]}"
-    check_size(model, lengths[-1], size, looked)
+    inside.check_size(model, lengths[-1], size, looked)
     logits = 8 * min(BATCH, arguments.windows) * lengths[-1] * model.config.vocab_size
     check_memory(logits, size, "of logits", "give shorter ones, or fewer --windows")
-    texts = {length: windows(arguments, folder, model, length) for length in lengths}
+    texts = {length: inside.windows(arguments, folder, model, length) for length in lengths}
     name, longest = texts[lengths[-1]]
     about = about | {"trained": trained, "looked": looked, "data": name}
     with model.evaluation_length(lengths[-1]):
-        inside = [look_inside(model, ids) for ids in longest[:: len(longest) // looked][:looked]]
-    yield from (about | {"length": lengths[-1]} | row for row in geometry(model, inside))
+        some = longest[:: len(longest) // looked][:looked]
+        found = [inside.look_inside(model, ids) for ids in some]
+    yield from (about | {"length": lengths[-1]} | row for row in geometry(model, found))
     for change in tqdm([NONE, *INTERVENTIONS], desc=str(folder), disable=None):
         model, _ = load(folder, None if change == NONE else change, torch.float32)
         for length, (_, ids) in texts.items():
@@ -229,8 +220,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def curves(frame: pd.DataFrame, label: str, measure: str) -> Figure:
-    """Draws a measure by distance, a line per layer with the trained length marked: means over the
-    models of a row."""
+    """Draws the mean of a measure by distance, a line per layer; the trained length is marked."""
     figure = Figure(figsize=(5.4, 3.8), layout="constrained")
     axes, rows = figure.subplots(), frame[frame["measure"] == measure]
     means = rows.pivot_table("value", "distance", "layer")
@@ -261,8 +251,7 @@ def effects(losses: pd.DataFrame, label: str) -> Figure:
 
 
 def draw(frame: pd.DataFrame, out: Path) -> None:
-    """Writes the figures of each row of models."""
-    for label, name in as_files(frame["row"].unique()).items():
+    for label, name in inside.as_files(frame["row"].unique()).items():
         own = frame[frame["row"] == label]
         for measure in UNITS:
             write_figure(curves(own, label, measure), out / f"{measure}_{name}")
@@ -270,7 +259,7 @@ def draw(frame: pd.DataFrame, out: Path) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    carry_out("state", parsers.state(given), rows, markdown, draw)
+    inside.carry_out("state", parsers.state(given), rows, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tape import parsers
-from tape.analysis.inside import (
-    Inside,
-    as_files,
-    by_distance,
-    carry_out,
-    check_size,
-    dot_products,
-    look_inside,
-    windows,
-)
+from tape.analysis import inside
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import load
@@ -44,8 +35,8 @@ Maps = dict[int, Tensor]  # (heads, T, T), by the number of the layer
 
 
 def beyond_a_quarter(A_HTT: Tensor) -> float:
-    """Returns the share of attention on tokens farther back than a quarter of the text, averaged
-    over heads and the queries that have such tokens."""
+    """Returns the mean share of attention on tokens farther back than a quarter of the text, of the
+    queries that have such tokens."""
     T = A_HTT.shape[-1]
     far = A_HTT.tril(-(T // 4) - 1).sum(-1)
     return far[:, T // 4 + 1 :].mean().item()
@@ -56,10 +47,10 @@ def entropy(A_HTT: Tensor) -> float:
     return -torch.special.xlogy(A_HTT, A_HTT).sum(-1).mean().item()
 
 
-def numbers(texts: list[Inside]) -> Iterator[dict[str, Any]]:
+def numbers(texts: list[inside.Inside]) -> Iterator[dict[str, Any]]:
     """Yields a row per layer: means over texts."""
-    for n, weights in enumerate(zip(*(inside.attention for inside in texts), strict=True)):
-        states = [e for inside in texts if (e := inside.states[n]) is not None]
+    for n, weights in enumerate(zip(*(text.attention for text in texts), strict=True)):
+        states = [e for text in texts if (e := text.states[n]) is not None]
         sizes = [e.norm(dim=-2).mean().item() for e in states]
         yield {
             "layer": n + 1,
@@ -103,16 +94,15 @@ def grid(name: str, layers: Maps, heads: int, label: str, norm: Normalize, colou
     return figure
 
 
-def distances(rows: dict[str, list[Inside]]) -> Figure:
-    """Draws attention by distance, a panel per row and a line per layer: means over models and
-    texts."""
+def distances(rows: dict[str, list[inside.Inside]]) -> Figure:
+    """Draws mean attention by distance, a panel per row and a line per layer."""
     figure = Figure(figsize=(4.6 * len(rows) + 0.6, 3.8), layout="constrained")
     panels = figure.subplots(1, len(rows), squeeze=False, sharey=True, sharex=True)[0]
     for axes, (name, texts) in zip(panels, rows.items(), strict=True):
-        layers = [*zip(*(inside.attention for inside in texts), strict=True)]
+        layers = [*zip(*(text.attention for text in texts), strict=True)]
         colours = colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
         for n, layer in enumerate(layers):
-            weights = torch.stack([by_distance(A) for A in layer]).mean(0).numpy()
+            weights = torch.stack([inside.by_distance(A) for A in layer]).mean(0).numpy()
             places = range(1, len(weights))
             axes.plot(places, weights[1:], color=colours[n], label=f"layer {n + 1}")
         axes.set(title=name, xscale="log", yscale="log")
@@ -123,13 +113,13 @@ def distances(rows: dict[str, list[Inside]]) -> Figure:
     return figure
 
 
-def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
+def draw(rows: dict[str, list[inside.Inside]], heads: int, out: Path) -> None:
     """Writes all figures of the rows of models to a folder; maps are of their first text."""
     write_figure(distances(rows), out / "distance")
-    files, dots = as_files(rows), {}
+    files, dots = inside.as_files(rows), {}
     for row, (text, *_) in rows.items():
         states = {n: e for n, e in enumerate(text.states, start=1) if e is not None}
-        dots[row] = {n: dot_products(e) / e.shape[-1] for n, e in states.items()}
+        dots[row] = {n: inside.dot_products(e) / e.shape[-1] for n, e in states.items()}
     weights = {row: dict(enumerate(text.attention, start=1)) for row, (text, *_) in rows.items()}
     for stem, label, maps in (("attention", ATTENTION, weights), ("dot_products", DOTS, dots)):
         sizes = [x.abs().max().item() for layers in maps.values() for x in layers.values()]
@@ -145,20 +135,21 @@ def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
 
 def main(given: list[str] | None = None) -> None:
     asked = parsers.visualize(given)
-    seen: dict[str, list[Inside]] = {}  # by row
+    seen: dict[str, list[inside.Inside]] = {}  # by row
 
     def measure(_: argparse.Namespace, folder: Path, about: dict[str, str]) -> list[dict]:
         model, _ = load(folder)
         size = f"--length {asked.length} --windows {asked.windows}"
-        check_size(model, asked.length, size, asked.windows)
-        _, texts = windows(asked, folder, model, asked.length)
+        inside.check_size(model, asked.length, size, asked.windows)
+        _, texts = inside.windows(asked, folder, model, asked.length)
         with model.evaluation_length(asked.length):
-            found = [look_inside(model, ids) for ids in texts]
+            found = [inside.look_inside(model, ids) for ids in texts]
         seen.setdefault(about["row"], []).extend(found)
         names = {"model": about["model"], "row": about["row"]}
         return [names | row for row in numbers(found)]
 
-    carry_out("attention", asked, measure, markdown, lambda *_: draw(seen, asked.heads, asked.out))
+    drawn = lambda *_: draw(seen, asked.heads, asked.out)  # noqa: E731
+    inside.carry_out("attention", asked, measure, markdown, drawn)
 
 
 if __name__ == "__main__":

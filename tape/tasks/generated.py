@@ -49,9 +49,8 @@ def is_held_out(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per word, which refuses all others. The vocabulary `words`
-    has EOS and padding; `split` divides a text, and `decoder` joins words, by default with spaces.
-    """
+    """Returns a tokenizer of `words`, among them EOS and padding, which refuses all others. `split`
+    divides a text, and `decoder` joins words, by default with spaces."""
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
     tokenizer.pre_tokenizer = split
     if decoder is not None:
@@ -71,23 +70,14 @@ def added(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 class Source:
-    """Settings of generated sequences: a frozen dataclass, saved with the model.
+    """Settings of generated sequences: a frozen dataclass, saved with the model."""
 
-    Attributes:
-        FILE: in the folder of the model.
-        DROPPED: fields of former versions, with the value that this version still has.
-        CHUNK: sequences that are generated at a time.
-        tokenizer: returns that of all such sequences.
-        length: tokens of a training sequence.
-        trained: the last trained value of each condition of a question; None if it is not limited.
-    """
-
-    FILE: ClassVar[str]
-    DROPPED: ClassVar[dict[str, Any]] = {}
-    CHUNK: ClassVar[int]
-    tokenizer: ClassVar[Callable[[], PreTrainedTokenizerBase]]
-    length: int
-    trained: tuple[int | None, ...]
+    FILE: ClassVar[str]  # in the folder of the model
+    DROPPED: ClassVar[dict[str, Any]] = {}  # former fields, with the value that is still right
+    CHUNK: ClassVar[int]  # sequences that are generated at a time
+    tokenizer: ClassVar[Callable[[], PreTrainedTokenizerBase]]  # of all such sequences
+    length: int  # tokens of a training sequence
+    trained: tuple[int | None, ...]  # last trained value of each condition; None: not limited
 
     def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
         """Returns tokens and labels of the first `count` sequences of a chunk: (count, length)
@@ -138,18 +128,11 @@ class GeneratedSequences(Dataset):
 class GeneratedTask(Task):
     """A task whose sequences and questions are generated. Each validation answers a fixed sample of
     questions. `accuracy in` and `accuracy out` are the fractions answered correctly within and
-    beyond the trained lengths. `tape evaluate` (tape/tasks/evaluate.py) asks further ones.
-
-    Attributes:
-        kind: of the source.
-        name: of the task on the command line.
-        unit: of the sequences, plural.
-        results: of an evaluation.
-    """
+    beyond the trained lengths. `tape evaluate` (tape/tasks/evaluate.py) asks further ones."""
 
     kind: type[Source]
-    name: str
-    unit: str
+    name: str  # on the command line
+    unit: str  # of the sequences, plural
     results: Accuracy
 
     def __init__(
@@ -166,11 +149,9 @@ class GeneratedTask(Task):
                 f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
                 f"another data=..., or another experiment=..."
             )
-        if settings.length != source.length:
-            raise ValueError(
-                f"length={settings.length}: these {unit} have {source.length} tokens; give "
-                f"length={source.length}"
-            )
+        given, n = settings.length, source.length
+        if given != n:
+            raise ValueError(f"length={given}: these {unit} have {n} tokens; give length={n}")
         if settings.eval_blocks is None:
             raise ValueError(f"eval_blocks=null: the number of {unit} is unlimited; give a number")
         if criterion is not None:
@@ -224,19 +205,14 @@ class GeneratedTask(Task):
         parts = [f"# {folder.name}", headline(summary)]
         if self.criterion is not None:
             step = summary["criterion_step"] = reached(metrics, self.criterion)
-            wanted = f"{self.criterion:.0%} right answers in the trained lengths"
-            parts.append(
-                f"Reached {wanted} at step {step}." if step else f"Failed to reach {wanted}."
-            )
+            goal = f"{self.criterion:.0%} right answers in the trained lengths"
+            parts.append(f"Reached {goal} at step {step}." if step else f"Failed to reach {goal}.")
         lengths = [max(question.cell) for question, _ in answered]  # the other condition is less
         shares = pd.Series([answer.right for _, answer in answered]).groupby(lengths).mean()
         rows = [(length, f"{share:.1%}") for length, share in shares.items()]
-        parts += [
-            markdown_table([("length", "right answers"), *rows]),
-            f"{len(answered):,} {self.unit}. More of them, answers and a picture: tape evaluate "
-            f"{folder} --task {self.name}",
-        ]
-        text = "\n\n".join(parts) + "\n"
+        parts.append(markdown_table([("length", "right answers"), *rows]))
+        more = f"answers and a picture: tape evaluate {folder} --task {self.name}"
+        text = "\n\n".join([*parts, f"{len(answered):,} {self.unit}. More of them, {more}"]) + "\n"
         publish(folder, metrics, summary, text)
         return text
 

@@ -97,28 +97,20 @@ read_evaluation = PASSKEY.read
 
 @dataclass(frozen=True)
 class PasskeyQuestions(Questions):
-    """
-    Args:
-        max_tokens, interval: prompts have interval, 2 * interval, ... up to max_tokens tokens.
-        num_tests: prompts of each length and depth.
-        depths: number of depths from 0 to 1; a single one is the middle.
-        keys, values: of a `Draft`.
-        plain: in plain words, not those of the benchmark.
-        original: by the rule of the original code: prompts of about that many tokens, with the key
-            at any depth. An answer is right if its tokens are those of the key.
-        trained: the longest prompts in training.
-    """
+    """Prompts of interval, 2 * interval, ... up to `max_tokens` tokens. The rule of the original
+    code makes prompts of about that many tokens, with the key at any depth; an answer is right if
+    its tokens are those of the key."""
 
     max_tokens: int
     interval: int
-    num_tests: int = 20
-    depths: int = 11
+    num_tests: int = 20  # prompts of each length and depth
+    depths: int = 11  # number of depths from 0 to 1; a single one is the middle
     seed: int = 0
-    keys: int = 1
+    keys: int = 1  # of a `Draft`
     values: int = 1
-    plain: bool = False
+    plain: bool = False  # in plain words, not those of the benchmark
     original: bool = False
-    trained: int | None = None
+    trained: int | None = None  # tokens of the longest prompts in training
 
     LIMIT = "max_tokens"
 
@@ -199,10 +191,9 @@ class PasskeyTask(GeneratedTask):
     results = PASSKEY
 
     def questions(self, samples):
-        keys, values = self.source.keys, self.source.values
+        of, lengths = self.source, [times * self.source.max_length for times in TIMES]
         return [
-            PasskeyQuestions(length, length, samples, 5, 0, keys, values, plain=True)
-            for length in (times * self.source.max_length for times in TIMES)
+            PasskeyQuestions(n, n, samples, 5, 0, of.keys, of.values, plain=True) for n in lengths
         ]
 
     @staticmethod

@@ -36,23 +36,15 @@ Count = Callable[[str], int]
 
 
 class Text(NamedTuple):
-    """A wording of prompts.
-
-    Attributes:
-        lines, questions: for one value, and for several.
-        garbage: returns so many units of it.
-        join: joins description, garbage (which may be empty) and lines in turn, and question.
-        units_per_token: approximately.
-        spelled: spelling of a name.
-    """
+    """A wording of prompts."""
 
     description: str
-    lines: tuple[str, str]
+    lines: tuple[str, str]  # for one value, and for several
     questions: tuple[str, str]
-    garbage: Callable[[int, np.random.Generator], str]
-    join: Callable[[list[str]], str]
-    units_per_token: float
-    spelled: Callable[[str], str] = str
+    garbage: Callable[[int, np.random.Generator], str]  # of so many units
+    join: Callable[[list[str]], str]  # description, garbage (or "") and lines in turn, question
+    units_per_token: float  # approximately
+    spelled: Callable[[str], str] = str  # spelling of a name
 
     def line(self, name: str | None, value: str, several: bool) -> str:
         """Returns the line with a value, the only one or one of `several`; None: without names."""
@@ -138,7 +130,7 @@ def plain_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def token_counter(tokenizer: PreTrainedTokenizerBase) -> Count:
-    """Returns a function that counts the tokens of a text, including BOS and EOS if added."""
+    """Returns a function that counts the tokens of a text, with BOS and EOS if added."""
     return lambda text: len(tokenizer(text)["input_ids"])
 
 

@@ -256,18 +256,11 @@ def indirect(draws: Draws, length: int) -> Block:
 
 
 class Task(NamedTuple):
-    """
-    Attributes:
-        bits: lower bound on log2 of the number of problems, for each unit of length.
-        shortest, longest: lengths.
-        trained, tested: in the suite, the longest lengths of training and evaluation.
-    """
-
     make: Callable[[Draws, int], Block]
-    bits: float
+    bits: float  # lower bound on log2 of the number of problems, for each unit of length
     shortest: int
-    trained: int
-    tested: int
+    trained: int  # in the suite, the longest length of training
+    tested: int  # and that of evaluation
     longest: int = MAX_LENGTH
 
 

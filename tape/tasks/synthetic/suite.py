@@ -25,7 +25,6 @@ from tape.statistics import clopper_pearson, exchange_p, holm, table
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
-KIND = "synthetic"
 NAMES = ["task", "encoding"]
 NOTE = """\
 Each cell: median (best) of the longest solved length over the runs that reached the criterion in
@@ -52,9 +51,10 @@ def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
     `learned` the task and the longest length that it `solved`."""
     tables = []
     for task in TASKS:
-        groups = groups_of([run for run in runs if run.asked[KIND]["task"] == task]).get(KIND, {})
+        own = [run for run in runs if run.asked[FOLDER]["task"] == task]
+        groups = groups_of(own).get(FOLDER, {})
         for label, run in ((label, run) for label, group in groups.items() for run in group):
-            rows, trained = select(run.of(KIND), "accuracy"), run.asked[KIND]["trained"]
+            rows, trained = select(run.of(FOLDER), "accuracy"), run.asked[FOLDER]["trained"]
             times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
             rows = rows.assign(task=task, encoding=label, run=str(run.folder), seed=run.seed)
             rows = rows.assign(trained=trained, times=times.round(2))
@@ -149,7 +149,7 @@ def suite(
     folder (of a run or of saved results), why runs could not be read."""
     predictions = [*map(contrast, contrasts)]
     runs, missing = read_all(folders, FOLDER)
-    if others := [run.folder for run in runs if KIND not in run.asked]:
+    if others := [run.folder for run in runs if FOLDER not in run.asked]:
         raise ValueError(f"{others[0]} was not evaluated on a synthetic task: leave it out")
     rows = rows_of(runs)
     cells = cells_of(rows)

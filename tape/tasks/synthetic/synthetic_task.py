@@ -31,14 +31,13 @@ from tape.training.callbacks import reached
 from tape.validation import check_integer
 
 SOLVED = 0.9  # exact match at a length that counts as solved
-FOLDER = "synthetic"  # of an evaluation, in that of the run
+FOLDER = "synthetic"  # of an evaluation, in that of the run, and its kind in comparisons
 INSIDE = 8  # trained lengths of a validation
 TIMES = 4  # the trained length: the default longest length, where the suite has no other
 
 
 def longest_solved(rows: pd.DataFrame) -> int:
-    """Returns the largest length up to which each has at least 90 % exact match; 0 if even the
-    shortest has less."""
+    """Returns the largest length up to which each has at least 90 % exact match; 0 without one."""
     groups = select(rows, "accuracy").groupby("length")
     solved = takewhile(lambda each: ratio(each[1]) >= SOLVED, groups)
     return max((int(length) for length, _ in solved), default=0)
@@ -106,15 +105,14 @@ def lengths_to(problems: Synthetic, longest: int | None) -> list[int]:
 
 @dataclass(frozen=True)
 class SyntheticQuestions(Questions):
-    """`samples` problems of each length. `criterion_step` is that at which the training reached its
-    criterion, or None."""
+    """`samples` problems of each length."""
 
     problems: Synthetic
     lengths: tuple[int, ...]
     samples: int
     seed: int
     criterion: float | None = None
-    criterion_step: int | None = None
+    criterion_step: int | None = None  # of the training, if it reached the criterion
 
     @property
     def max_length(self) -> int:
