@@ -65,14 +65,14 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         ValueError: for arguments that contradict each other, or that the backend or the encoding
             does not support.
     """
-    position, config = model.position, model.config
+    position, config, steps = model.position, model.config, model.indices_layer
     windows = [layer.context.window for layer in model.layers]
-    count, R = len(windows), config.num_recurrences
-    if count * R != model.indices_layer or config.num_hidden_layers != count:
+    numbers, count = [layer.number for layer in model.layers], config.num_hidden_layers
+    if numbers != [*range(count)] or count * config.num_recurrences != steps:
         raise ValueError(
-            f"{count} layers, with config.num_hidden_layers={config.num_hidden_layers} and "
-            f"num_recurrences={R}, but the model was made for {model.indices_layer} in all: layers "
-            "cannot be added or removed (also not by peft's layer_replication); make a new model"
+            f"layers {str(numbers)[1:-1]}, with config.num_hidden_layers={count}, of a model made "
+            f"for {steps}, recurrences included: layers cannot be added, removed or "
+            "reordered (also not by peft's layer_replication); make a new model"
         )
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
@@ -91,10 +91,11 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         indices.keep_indices(batch.cache, model.indices_layer, cached_indices, x_BTC.shape[1])
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
     layers = []
-    for idx in range(count * R):
-        window, bias, final = windows[idx % count], biases[idx % count], idx == count * R - 1
+    for idx in range(steps):
+        window, bias = windows[idx % count], biases[idx % count]
         tokens = Tokens(positions, bias, batch.real, batch.slots, batch.documents, seen)
-        layers.append(LayerInputs(tokens, *kernels[window], idx, final, visible[window]))
+        found = LayerInputs(tokens, *kernels[window], idx, idx == steps - 1, visible[window])
+        layers.append(found)
     return Inputs(x_BTC, states, layers, batch.cache)
 
 

@@ -128,11 +128,13 @@ class DecoderLayer(GradientCheckpointingLayer):
     it.
 
     Attributes:
+        number: place among the layers; not named layer_idx, which peft writes in copies of layers.
         context: the encoding in this layer; its name is part of the keys of checkpoints.
     """
 
-    def __init__(self, config: TapeConfig, context: LayerPosition):
+    def __init__(self, config: TapeConfig, number: int, context: LayerPosition):
         super().__init__()
+        self.number = number
         self.self_attn = Attention(config)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -114,8 +114,7 @@ class TapeModel(TapePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = positions.build(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, self.position.layer(layer_idx))
-            for layer_idx in range(config.num_hidden_layers)
+            DecoderLayer(config, n, self.position.layer(n)) for n in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         # The layer of a cache that keeps token indices, after those of all recurrences.

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, Tokens, WideLinear, widen
+from tape.positions.base import LayerPosition, Prepared, Tokens, WideLinear, widen
 from tape.positions.rotary import RoPE, RotaryLayer
 
 
@@ -28,9 +28,10 @@ class GainLayer(RotaryLayer):
     def reset_parameters(self) -> None:
         init.zeros_(self.gain.weight)
 
-    def rotation(self, tokens: Tokens) -> Tensor:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         gain_BKT = 2 * widen(self.gain, tokens.x).sigmoid().mT
-        return tokens.e * gain_BKT[..., None, None]
+        e = tokens.e * gain_BKT[..., None, None]
+        return super().prepare(q_BHTD, k_BKTD, tokens._replace(e=e))
 
 
 class RoPEGain(RoPE):

@@ -49,4 +49,5 @@ class SummedRotaryLayer(RotaryLayer):
         """Rotates queries and keys by the sums of the steps up to each token."""
         phases = running_sums(steps_BKTF, tokens)
         kept = split_sums(phases.remainder(2 * math.pi), k_BKTD.dtype)
-        return *self.rotate(q_BHTD, k_BKTD, waves(phases)), kept
+        q, k, _ = RotaryLayer.prepare(self, q_BHTD, k_BKTD, tokens._replace(e=waves(phases)))
+        return q, k, kept
