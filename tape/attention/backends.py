@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import StaticCache
+from transformers import PretrainedConfig, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
 from tape.attention import cpu, gpu
@@ -33,9 +32,6 @@ from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.scores import masked
 from tape.tensor_validation import refuse_unless
 from tape.validation import suggestion
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 Kernel = Callable[..., Attended]
 

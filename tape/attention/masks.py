@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import Cache
+from transformers import Cache, PretrainedConfig
 from transformers.masking_utils import and_masks, create_causal_mask
 
 from tape.positions.scores import lookup
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 # (batch, head, query slot, key slot) -> whether they attend; of scalars, or tensors that broadcast.
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

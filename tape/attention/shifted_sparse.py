@@ -60,8 +60,7 @@ def check_groups(model: nn.Module, group: int) -> None:
 
 
 def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:
-    """Returns the mask of `shifted_groups`, (B, T), False at padding; raises a ValueError for other
-    masks, and for documents."""
+    """Returns the mask of `shifted_groups`, (B, T), False at padding; refuses others."""
     if documents is not None:
         raise ValueError(
             "training in shifted groups with document_ids: groups would join documents; give one "
@@ -113,12 +112,11 @@ def shifted_groups(
         order = mask.int().argsort(dim=-1, descending=True, stable=True)  # real tokens first
         parts = [_reorder(x, order) for x in parts]
     first, second = zip(*(_halves(x) for x in parts), strict=True)
-    begin, rest = zip(*(_cut(x, group // 2) for x in second), strict=True)
-    shifted = attend(list(begin), group)
-    if rest[0].shape[2]:
-        pairs = zip(shifted, attend(list(rest), group), strict=True)
-        shifted = [torch.cat(pair, dim=2) for pair in pairs]
-    halves = zip(attend(list(first), group), shifted, strict=True)
+    shifted = attend([x[:, :, : group // 2] for x in second], group)
+    if q.shape[2] > group // 2:
+        rest = attend([x[:, :, group // 2 :] for x in second], group)
+        shifted = [torch.cat(pair, dim=2) for pair in zip(shifted, rest, strict=True)]
+    halves = zip(attend(first, group), shifted, strict=True)
     averages = [torch.cat(pair, dim=1) for pair in halves]
     if mask is not None:
         averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
@@ -136,10 +134,6 @@ def _for_halves(q: Tensor, parts: Parts) -> Parts:
 def _halves(x_BHTC: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the first and second half of the heads; a single head serves both."""
     return x_BHTC.chunk(2, dim=1) if x_BHTC.shape[1] > 1 else (x_BHTC, x_BHTC)
-
-
-def _cut(x_BHTC: Tensor, place: int) -> tuple[Tensor, Tensor]:
-    return x_BHTC[:, :, :place], x_BHTC[:, :, place:]
 
 
 def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ The layers themselves (`tape.model.layer`) know none of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from tape.attention import backends
 from tape.attention.masks import Batch, visible_keys
@@ -20,9 +20,7 @@ from tape.model import indices
 from tape.model.cache import GrowingCache
 from tape.model.documents import check_documents, number_documents
 from tape.positions import Positions, Tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from tape.tensor_validation import refuse_unless
 
 
 class Call(NamedTuple):
@@ -128,6 +126,15 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     if mask is not None:
         mask = indices.read_mask(mask, x_BTC, cache, model.training)
         real = indices.real_tokens(mask, slots)
+        if mask.ndim == 4 and model.position.causal:
+            places = torch.arange(mask.shape[-1], device=mask.device)
+            refuse_unless(
+                ~mask | (places <= slots[:, None]),
+                f"position {model.config.position['name']} with a 4-D attention_mask in which a "
+                "query sees later tokens: its scores are defined for earlier tokens only; give a "
+                "causal mask",
+                now=len(slots) > 1 and not model.training,
+            )
     if call.document_ids is not None:
         documents, index = number_documents(call.document_ids, real)
     return Batch(x_BTC, mask, cache, slots, real, documents), index

@@ -150,6 +150,7 @@ class PositionEncoding(PositionModule):
     Attributes:
         backends: attention backends that support this encoding.
         ordered: whether position_ids must increase from token to token.
+        causal: whether scores are defined for earlier tokens only, whatever a mask shows.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
         positive: numeric arguments that must be above zero.
         updates: whether layers update its state.
@@ -160,6 +161,7 @@ class PositionEncoding(PositionModule):
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
     ordered: ClassVar[bool] = True
+    causal: ClassVar[bool] = False
     reads: ClassVar[bool] = False
     updates: ClassVar[bool] = False
     per_head: ClassVar[bool] = False

@@ -34,6 +34,7 @@ class Mixed(PositionEncoding):
         self.windows = [entry.get("window") for entry in self.pattern]
         self.entries = nn.ModuleList(positions.build(part) for part in parts)
         self.ordered = any(entry.ordered for entry in self.entries)
+        self.causal = any(entry.causal for entry in self.entries)
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
