@@ -50,8 +50,7 @@ def restrict(
 
 
 def narrowed(mask: Tensor, slots: Tensor, window: int) -> Tensor:
-    """Returns a mask (B|1, 1, T, S) in which a query sees itself and the `window` - 1 tokens before
-    it, of those that it sees in the given one."""
+    """Returns a mask (B|1, 1, T, S) of the last `window` tokens that each query sees in it."""
     count = mask.cumsum(-1)
     own = count.gather(-1, slots[:, None].expand(*count.shape[:-1], 1))
     return mask & (own - count < window)
@@ -111,8 +110,7 @@ def build_mask(
 
 
 def visible_keys(window: int | None, batch: Batch, index: Tensor | None) -> Tensor:
-    """Returns the number of keys that each new token sees, (B|1, T), at least 1. `index` (B, T) is
-    within documents; None without any."""
+    """Returns the number of keys that each token sees, (B|1, T) >= 1; `index` is of documents."""
     mask, slots = batch.mask, batch.slots
     if mask is not None and mask.ndim == 4:
         seen = mask if window is None else narrowed(mask, slots, window)

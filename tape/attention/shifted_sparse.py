@@ -88,13 +88,8 @@ def shifted_groups(
     dropout: float,
     needs_lse: bool = False,
 ) -> Attended:
-    """Backend of `tape.attention.backends` without a cache: as many queries as keys.
-
-    Args:
-        within: backend within a group, causal without a mask.
-        group: group size in tokens; an even number.
-        mask: None or (B, T), False at padding.
-    """
+    """Backend of `tape.attention.backends` without a cache, by the backend `within` in groups of an
+    even number of tokens; the mask is None or (B, T), False at padding."""
 
     def attend(parts: Parts, size: int) -> Parts:
         """Averages within groups of `size` tokens, counted from the first token."""
@@ -141,8 +136,7 @@ def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:
 
 
 def _fold(x_BHTC: Tensor, size: int) -> Tensor:
-    """Folds groups into the batch axis, (B n, H, size, C). The last group is padded at its end,
-    where causal attention does not look."""
+    """Folds groups into the batch, (B n, H, size, C), the last one padded at its end."""
     n = math.ceil(x_BHTC.shape[2] / size)
     x_BHTC = F.pad(x_BHTC, (0, 0, 0, n * size - x_BHTC.shape[2]))
     return x_BHTC.unflatten(2, (n, size)).transpose(1, 2).flatten(0, 1)

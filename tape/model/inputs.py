@@ -57,12 +57,8 @@ class Inputs(NamedTuple):
 
 
 def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
-    """Prepares a forward pass: embeds its tokens and finds what all layers need.
-
-    Raises:
-        ValueError: for arguments that contradict each other, or that the backend or the encoding
-            does not support.
-    """
+    """Prepares a forward pass: embeds its tokens and finds what all layers need; refuses arguments
+    that contradict each other, or that the backend or the encoding does not support."""
     position, config, steps = model.position, model.config, model.indices_layer
     windows = [layer.context.window for layer in model.layers]
     numbers, count = [layer.number for layer in model.layers], config.num_hidden_layers

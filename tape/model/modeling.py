@@ -49,8 +49,7 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest dtype of the weights: transformers saves it and loads all weights in it, which
-        must not round any."""
+        """The widest dtype of the weights, in which transformers loads them all, none rounded."""
         dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
         return reduce(torch.promote_types, dtypes)
 

@@ -1,5 +1,4 @@
-"""RoPE for texts longer than those it was trained on, without training: distances between tokens
-are mapped to trained ones (`tape.positions.pieces`)."""
+"""RoPE for longer texts without training: distances are mapped to trained ones."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
 
 
 class Remapped(PairBias):
-    """The products of queries and keys over sqrt(D), each piece with its rotations. Without queries
-    and keys it is what all layers share."""
+    """The products over sqrt(D), each piece with its rotations; shared by layers if without q."""
 
     replaces_products = True
 

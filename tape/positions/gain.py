@@ -1,9 +1,7 @@
 """RoPE with a temperature that reads the text: what TAPE's update after the MLP can do, alone.
 
-That update mixes heads with real numbers that do not depend on the frequency, and all heads start
-with the same phases. So without the average of the state, TAPE is exactly RoPE whose rotated
-queries and keys are multiplied by one real number per token and head (tests/test_properties.py).
-Here a layer reads that number from its own input.
+Without the average of its state, TAPE is exactly RoPE whose queries and keys are multiplied by one
+real number per token and head (tests/test_gain.py); here a layer reads it from its own input.
 """
 
 from __future__ import annotations

@@ -106,8 +106,7 @@ def checked(entry: str | Mapping[str, Any]) -> Entry:
 def parts_of(
     config: PretrainedConfig, pattern: Sequence[Entry]
 ) -> tuple[list[int], list[PretrainedConfig]]:
-    """Returns the place of each layer's entry among the distinct ones, and for each of these the
-    configuration of a model of its layers alone."""
+    """Returns each layer's place among the distinct entries, and their configurations."""
     layers = [bare(pattern[n % len(pattern)]) for n in range(config.num_hidden_layers)]
     distinct = [entry for n, entry in enumerate(layers) if entry not in layers[:n]]
     parts = [configuration(config, entry, layers.count(entry)) for entry in distinct]

@@ -1,5 +1,4 @@
-"""PaTH: scores through a product of maps that depend on the text (Yang et al. 2025,
-arXiv 2505.16381)."""
+"""PaTH: scores through products of maps of the text (Yang et al. 2025, arXiv 2505.16381)."""
 
 from __future__ import annotations
 

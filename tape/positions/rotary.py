@@ -24,8 +24,7 @@ def waves(phases: Tensor) -> Tensor:
 
 
 def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
-    """Multiplies pairs (x_f, x_{f+F}) of the last axis by e_f = (cosine, sine), (.., 2, F), as
-    complex numbers."""
+    """Multiplies pairs (x_f, x_{f+F}) as complex numbers by e_f = (cosine, sine), (.., 2, F)."""
     if x.requires_grad and not is_compiling():
         return _ApplyRotary.apply(x, e)
     return turned(x, *factors(e))

@@ -1,5 +1,4 @@
-"""Stick-breaking attention, which needs neither softmax nor positions (Tan et al. 2024, arXiv
-2410.17980)."""
+"""Stick-breaking attention, without a softmax (Tan et al. 2024, arXiv 2410.17980)."""
 
 from __future__ import annotations
 
