@@ -46,35 +46,29 @@ def tape_update(weights, config, layer: int, e: Tensor, average: Tensor, m: Tens
     arguments = config.position
     prefix = f"model.layers.{layer}.context."
 
-    def apply(name: str, part: int, vector: Tensor) -> Tensor:
-        matrix = weights[prefix + name + ".weight"]
-        return (matrix if arguments["equivariant"] else matrix[part]) @ vector
+    def matrix(name: str, part: int) -> Tensor:
+        weight = weights[prefix + name + ".weight"]
+        return weight if arguments["equivariant"] else weight[part]
 
-    def vectors(state: Tensor, part: int) -> list[Tensor]:
+    def columns(state: Tensor, part: int) -> Tensor:
         """What the maps act on: per frequency the heads; or per head the frequencies; or all."""
+        of_part = state[:, :, part]
         if arguments["tensorial"]:
-            return [state[:, f, part] for f in range(state.shape[1])]
-        if arguments["equivariant"]:
-            return [state[h, :, part] for h in range(state.shape[0])]
-        return [state[:, :, part].flatten()]
+            return of_part
+        return of_part.T if arguments["equivariant"] else of_part.reshape(-1, 1)
 
-    def assemble(parts: list[list[Tensor]], like: Tensor) -> Tensor:
-        if arguments["tensorial"]:
-            return torch.stack([torch.stack(part, dim=1) for part in parts], dim=-1)
-        if arguments["equivariant"]:
-            return torch.stack([torch.stack(part, dim=0) for part in parts], dim=-1)
-        return torch.stack([part[0].reshape(like.shape[:2]) for part in parts], dim=-1)
+    def assemble(moved: list[Tensor]) -> Tensor:
+        if not arguments["tensorial"]:
+            moved = [x.T if arguments["equivariant"] else x.reshape(e.shape[:2]) for x in moved]
+        return torch.stack(moved, dim=-1)
 
     if arguments["attention"]:
-        mixed = [[apply("mix", p, v) for v in vectors(average, p)] for p in (0, 1)]
-        e = e + assemble(mixed, e)
+        e = e + assemble([matrix("mix", part) @ columns(average, part) for part in (0, 1)])
     if arguments["feed_forward"]:
         gate = weights[prefix + "gate.weight"] @ m
-        gate = gate * torch.sigmoid(gate)
-        moved = [
-            [apply("down", p, gate * apply("up", p, v)) for v in vectors(e, p)] for p in (0, 1)
-        ]
-        e = e + assemble(moved, e)
+        gate = (gate * torch.sigmoid(gate))[:, None]
+        ups = [gate * (matrix("up", part) @ columns(e, part)) for part in (0, 1)]
+        e = e + assemble([matrix("down", part) @ ups[part] for part in (0, 1)])
     return e if arguments["magnitudes"] else e / e.norm(dim=-1, keepdim=True)
 
 

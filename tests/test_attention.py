@@ -106,8 +106,7 @@ def flex_gradients(flex, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "position"),
-    represented(FLEX, "flex_gradients") + represented(FLASH, "flash_attn"),
+    ("kernel", "position"), represented(FLEX, "flex_gradients") + represented(FLASH, "flash_attn")
 )
 def test_gradients_equal_those_of_eager(kernel, position, request):
     # flash-attn has no gradients of the log-sum-exp that a sink needs.

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from tape import TapeForCausalLM
 from tape.attention.backends import KERNELS
+from tape.positions import path
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -128,6 +129,18 @@ def test_as_alone(position, kernel, mode):
     of_counted = ("documents-4-D", "documents-additive", "embeddings")  # others read the ids
     if position in COUNTED or mode not in of_counted:
         check(Case(position, kernel=kernel, changes=changes, **MODES[mode]))
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_path_in_chunks(chunk, monkeypatch):
+    """In texts that end within a chunk and with one, and behind what is cached, with free slots."""
+    monkeypatch.setattr(path, "CHUNK", chunk)
+    model = make_model("path", dtype=torch.float64)
+    for length in (11, 12):
+        check_against_loops(model, loops_of(model, length), {"atol": 1e-9, "rtol": 1e-9})
+        model.zero_grad()
+    for mode in ("pieces", "pieces-static"):
+        check(Case("path", **MODES[mode]))
 
 
 @torch.no_grad()

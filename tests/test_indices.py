@@ -183,3 +183,26 @@ def test_packed_documents_are_refused_where_indices_may_repeat(position):
     # A bias would round those of keys down, and not those of queries.
     with pytest.raises(ValueError, match=r"position_ids of torch\.float32: allowed: integers"):
         model(random_tokens(1, 9), position_ids=COUNTED * 1.0)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_what_a_4d_mask_hides_does_not_depend_on_its_values(kernel):
+    """The smallest number of each dtype, and what else stands for minus infinity in practice."""
+    tokens, seen = random_tokens(1, 12), torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    seen[..., 5:8] = False
+    model, real = make_model("fire", kernel=kernel, sliding_window=4), seen[0, 0, -1]
+    expected = model(tokens, attention_mask=seen).logits[:, real]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        least = torch.finfo(dtype).min
+        for value in {-torch.inf, least, -1000.0, max(-1e9, least)}:
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, value)
+            found = model(tokens, attention_mask=mask).logits[:, real]
+            assert torch.equal(found, expected), (dtype, value)
+
+
+def test_values_of_a_4d_mask_that_neither_show_nor_hide_are_refused():
+    for value in (1.0, -100.0, torch.nan, torch.inf):
+        mask = torch.zeros(3, 1, 12, 12).masked_fill(~torch.ones(12, 12).bool().tril(), -torch.inf)
+        mask[2, 0, 3, 1] = value
+        with pytest.raises(ValueError, match=r"4-D attention_mask .* 0 .* -1000 or less .* bool"):
+            make_model("rope").train()(random_tokens(3, 12), attention_mask=mask)

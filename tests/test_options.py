@@ -17,7 +17,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from tape.export.llama import require_llama
-from tape.positions.tape import TapeLayer
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
@@ -72,6 +71,7 @@ WRONG = [
     ("query_temperature", {"scale": 1.0, "length": 0}, "query_temperature.length=0"),
     ("qk_norm", 1, "qk_norm=1 must be true or false"),
     ("num_recurrences", 0, "num_recurrences=0 must be an integer >= 1"),
+    *(("sliding_window", window, "sliding_window") for window in (0, -1, 2.5, True)),
 ]
 
 
@@ -90,7 +90,7 @@ def test_wrong_options_are_refused():
 
 @pytest.mark.parametrize(
     "changes",
-    [RECURRENT, {"scalable_softmax": True}, *({name: value} for name, value in ALL.items())],
+    [RECURRENT, {"scalable_softmax": True}, {"sliding_window": 3}, *({k: ALL[k]} for k in ALL)],
 )
 def test_a_llama_has_none(changes):
     with pytest.raises(ValueError, match="a Llama computes another function"):
@@ -106,16 +106,6 @@ def test_training_in_shifted_groups(group):
     found = model(tokens).logits
     assert found.shape[-1] == VOCABULARY
     assert torch.allclose(found, expected, atol=1e-5) == (group == 64)
-
-
-def test_every_layer_but_the_final_step_moves_the_state():
-    """The parameters are there in the last layer, and the last step does not cache a payload."""
-    model = make_model("tape", **RECURRENT)
-    assert all(isinstance(layer.context, TapeLayer) for layer in model.model.layers)
-    output = model(random_tokens(1, 5), output_hidden_states=True)
-    widths = [layer.values.shape[-1] for layer in output.past_key_values.layers]
-    assert widths == [16] * 5 + [8]
-    assert len(output.hidden_states) == 2 * 3 + 1
 
 
 def replicated(model, *pieces):
