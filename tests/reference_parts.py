@@ -21,7 +21,7 @@ def convolved(weights, config, layer: int, read: list[Tensor]) -> Tensor:
     return sum(taps[:, n] * x for n, x in enumerate(inputs[: config.position["kernel"]]))
 
 
-def selective_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
+def selective_state(weights, config, layer: int, read: list[Tensor], _: int) -> Tensor:
     """(K, F, 2) of the last of these tokens: cosine and sine of the sum of its phases so far."""
     K, F = config.num_key_value_heads, config.head_dim // 2
     heads = [x.view(config.num_attention_heads, -1) for x in read]
@@ -104,8 +104,9 @@ def gain_of(weights, layer: int, x: Tensor) -> Tensor:
     return 2 * torch.sigmoid(weights[f"model.layers.{layer}.context.gain.weight"] @ x)
 
 
-def repo_state(weights, config, layer: int, x: Tensor, coordinate: int) -> Tensor:
+def repo_state(weights, config, layer: int, read: list[Tensor], coordinate: int) -> Tensor:
     """(K, F, 2) of a token: RoPE's state at a place that a network reads from the token."""
+    x = read[-1]
     if layer < config.position["start"]:
         return state_at(config, torch.full((1,), coordinate, dtype=x.dtype))
     W1, W2, W3 = (
@@ -135,7 +136,7 @@ def trained_distance(arguments: dict, i: int, j: int) -> float:
             return i - j if i - j < S else i - j - S + W
 
 
-def carope_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
+def carope_state(weights, config, layer: int, read: list[Tensor], _: int) -> Tensor:
     """(K, F, 2): cosine and sine of the phases of the last of these tokens, phi_i = sum_t f(x_t)^i
     with f(x) = 1 / (softplus(x W + c) + 1)."""
     prefix = f"model.layers.{layer}.context.frequency."
@@ -144,6 +145,11 @@ def carope_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
     powers = range(config.head_dim // 2)
     phase = torch.stack([sum(each**i for each in f) for i in powers], dim=-1)
     return torch.stack((phase.cos(), phase.sin()), dim=-1)
+
+
+# Of the last token that is read: (K, F, 2).
+STATES = {"selective": selective_state, "grape_m": grape_m_state, "repo": repo_state}
+STATES["carope"] = carope_state
 
 
 def fope_state(weights, config, rope: tuple[Tensor, float], coordinate: int) -> Tensor:

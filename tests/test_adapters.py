@@ -287,7 +287,6 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("lora +peft.lora.rnk=4", "peft.lora takes no argument 'rnk'; did you mean 'rank'"),
         ("lora peft.everything=true", "peft.everything=true with peft.lora"),
         ("longlora length=60", "peft.groups=4: length=60 must be a multiple of 8"),
-        ("longlora model.attn_implementation=eager", "attn_implementation='eager'; allowed"),
         ("longlora position=alibi", "position 'alibi', which adds a bias to the scores"),
         ("lora frozen=bfloat16", r"frozen=bfloat16.*needs trainer\.bf16=true"),
         ("lora frozen=fp16", "unknown frozen 'fp16'"),

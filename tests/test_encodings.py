@@ -9,12 +9,11 @@ from conftest import (
     TRAIN_LENGTH,
     fields_of_llama,
     in_pieces,
-    left_padded,
     make_config,
     make_model,
     random_tokens,
 )
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -56,13 +55,9 @@ ROPES = {
     "partial, default": {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     "partial, old": {"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}},
 }
-OF_OTHERS = {  # fields that a Llama ignores, such as those of the Mistral that it was made from
-    "window": {"sliding_window": 4},
-    "recurrences": {"num_recurrences": 2},
-    "temperature": {"query_temperature": {"scale": 1.0, "length": 2}},
-    "norm": {"qk_norm": True},
-    "sink": {"attention_sink": True},
-}
+# Fields that a Llama ignores, such as those of the Mistral that it was made from.
+OF_OTHERS = {"window": {"sliding_window": 4}, "norm": {"qk_norm": True, "attention_sink": True}}
+OF_OTHERS |= {"recurrences": {"num_recurrences": 2}}
 SCALED = ("linear", "linear, old", "llama3", "proportional")
 VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
 
@@ -139,32 +134,6 @@ def test_a_llama_whose_frequencies_an_encoding_cannot_have_is_refused(tmp_path, 
         TapeForCausalLM.from_pretrained(llama_folder(tmp_path, rope), position=position)
 
 
-def test_a_llama_is_read_as_rope_and_others_are_refused(tmp_path):
-    llama, _ = llama_and_ours("rope_theta")
-    llama.save_pretrained(tmp_path)
-    model = TapeForCausalLM.from_pretrained(tmp_path)
-    assert model.config.position["name"] == "rope"
-    assert model.config.rope_parameters["rope_theta"] == 500.0
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match=r"gpt2.*allowed: 'tape', 'llama'"):
-        TapeForCausalLM.from_pretrained(tmp_path)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_equals_a_mistral_with_the_same_weights(kernel):
-    model = make_model("rope", kernel=kernel, num_key_value_heads=2, sliding_window=4)
-    config = MistralConfig(**fields_of_llama(model.config, "rope_parameters", "sliding_window"))
-    config._attn_implementation = kernel
-    mistral = MistralForCausalLM(config).eval()
-    mistral.load_state_dict(model.state_dict())
-    tokens, mask = left_padded()
-    real = mask.bool()
-    logits = model(tokens, attention_mask=mask).logits
-    expected = mistral(tokens, attention_mask=mask).logits
-    torch.testing.assert_close(logits[real], expected[real], atol=1e-5, rtol=1e-5)
-
-
 def test_alibi_slopes_are_blooms():
     for heads in range(1, 33):
         # Bloom's bias for one more token is slope * position.
@@ -182,10 +151,8 @@ def test_t5_buckets_are_the_librarys():
 
 def test_ntk_aware_scaling_is_another_theta():
     """theta s^(D/(D-2)): the lowest frequency is divided by s, the highest stays."""
-    plain, scaled = (
-        TapeForCausalLM(make_config({"name": "rope", "scaling": scaling})).model
-        for scaling in (None, {"rope_type": "ntk", "factor": 4.0})
-    )
+    scaling = {"rope_type": "ntk", "factor": 4.0}
+    plain, scaled = (make_model({"name": "rope", "scaling": x}).model for x in (None, scaling))
     ratio = plain.position.inv_freq / scaled.position.inv_freq
     torch.testing.assert_close(ratio[[0, -1]], torch.tensor([1.0, 4.0]))
     assert scaled.config.rope_parameters["rope_type"] == "default"

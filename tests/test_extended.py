@@ -5,12 +5,12 @@ from argparse import Namespace
 
 import pandas as pd
 import pytest
-import references
 import torch
 from cases import Case, check
 from commands import ROOT
-from conftest import fields_of_llama, gradients, make_config, make_model, perturb, random_tokens
+from conftest import fields_of_llama, make_config, make_model, perturb, random_tokens
 from reference_parts import trained_distance
+from test_contract import check_against_loops, loops_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeConfig, TapeForCausalLM, parsers
@@ -48,14 +48,8 @@ def model_of(given, rope="rope", **changes):
 def test_equals_the_loops_on_long_texts(n):
     """With chunks and groups that end within the text, schedules, and grouped queries."""
     rope = ("rope", "yarn", "rope_llama3", "rope_partial")[n % 4]
-    model, tokens = model_of(MAPS[n], rope, num_key_value_heads=2), random_tokens(1, 19)
-    weights = {k: v.detach().clone().requires_grad_() for k, v in model.state_dict().items()}
-    logits = references.decoder(weights, model.config, tokens[0].tolist())
-    torch.nn.functional.cross_entropy(logits[:-1], tokens[0, 1:]).backward()
-    found = gradients(model, tokens)
-    torch.testing.assert_close(model(tokens).logits[0], logits, atol=1e-9, rtol=1e-9)
-    for name, gradient in found.items():  # the loss is in float32
-        torch.testing.assert_close(gradient, weights[name].grad, atol=1e-6, rtol=1e-5, msg=name)
+    model = model_of(MAPS[n], rope, num_key_value_heads=2)
+    check_against_loops(model, loops_of(model, 19), {"atol": 1e-9, "rtol": 1e-9})
 
 
 @pytest.mark.parametrize("given", MAPS[::2])

@@ -2,6 +2,7 @@
 FlexAttention."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -48,53 +49,45 @@ def test_equals_eager(kind, K, P):
     torch.testing.assert_close(*gradients, **EXACT)
 
 
-def calls(monkeypatch, q, k, v, payload, mask, dropout=0.0):
+def calls(q, k, v, payload, mask, dropout=0.0):
     """What each call of torch's function gets: allowed kernels, widths of the values, heads."""
-    found = []
 
-    class Allowed:
-        def __init__(self, names):
-            self.names = set(names)
-
-        def __enter__(self):
-            found.append([self.names])
-
-        def __exit__(self, *error):
-            pass
-
-    def attend(q, k, values, mask, dropout, is_causal, scale, enable_gqa):
+    def attend(q, k, values, *given, **named):
         assert 0 not in values.stride()[:2] or values.shape[1] == 1
-        found[-1] += [values.shape[-1], k.shape[1], enable_gqa]
         return q.new_zeros(*q.shape[:3], values.shape[-1])
 
-    monkeypatch.setattr(gpu, "sdpa_kernel", Allowed)
-    monkeypatch.setattr(gpu.F, "scaled_dot_product_attention", attend)
-    gpu.attend(q, k, Values(v, payload), mask, 1.0, dropout, mask is None)
+    fused = mock.patch.object(gpu.F, "scaled_dot_product_attention", side_effect=attend)
+    with mock.patch.object(gpu, "sdpa_kernel") as allowed, fused as attends:
+        gpu.attend(q, k, Values(v, payload), mask, 1.0, dropout, mask is None)
+    found = []
+    for names, given in zip(allowed.call_args_list, attends.call_args_list, strict=True):
+        (_, k, values, *_), grouped = given.args, given.kwargs["enable_gqa"]
+        found.append([{*names.args[0]}, values.shape[-1], k.shape[1], grouped])
     return found
 
 
-def test_what_each_call_of_a_fused_kernel_is_given(monkeypatch):
+def test_what_each_call_of_a_fused_kernel_is_given():
     """cuDNN gets no mask and flash no unequal widths. Wide payloads have a call of their own, but
     with dropout. Grouped queries go where they are supported."""
     cudnn, flash = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
     rest = {SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH}
     q, k, v, payload = tensors(H)
     mask = masks()["boolean"]
-    assert calls(monkeypatch, q, k, v, None, None) == [[{cudnn, flash} | rest, D, H, False]]
-    assert calls(monkeypatch, q, k, v, payload, None) == [[{cudnn} | rest, 2 * D, H, False]]
-    assert calls(monkeypatch, q, k, v, payload, mask) == [[rest, 2 * D, H, False]]
+    assert calls(q, k, v, None, None) == [[{cudnn, flash} | rest, D, H, False]]
+    assert calls(q, k, v, payload, None) == [[{cudnn} | rest, 2 * D, H, False]]
+    assert calls(q, k, v, payload, mask) == [[rest, 2 * D, H, False]]
     wide = tensors(H, P=120, heads=1)
-    assert [call[1] for call in calls(monkeypatch, *wide, None)] == [D, 120]
-    assert [call[1] for call in calls(monkeypatch, *wide, None, dropout=0.1)] == [136]
+    assert [call[1] for call in calls(*wide, None)] == [D, 120]
+    assert [call[1] for call in calls(*wide, None, dropout=0.1)] == [136]
     for dtype, given, expected in (
         (torch.bfloat16, None, [2, True]),
         (torch.float32, None, [4, False]),
         (torch.bfloat16, mask, [4, False]),
     ):
         q, k, v, payload = tensors(2, dtype=dtype)
-        ((*_, heads, grouped),) = calls(monkeypatch, q, k, v, None, given)
+        ((*_, heads, grouped),) = calls(q, k, v, None, given)
         assert [heads, grouped] == expected
-        ((*_, heads, grouped),) = calls(monkeypatch, q, k, v, payload, given)
+        ((*_, heads, grouped),) = calls(q, k, v, payload, given)
         assert [heads, grouped] == [4, False]
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import CACHES, in_pieces, make_cache, make_model, random_tokens
+from conftest import CACHE_CHANGES, CACHES, in_pieces, make_cache, make_model, random_tokens
 from transformers import DataCollatorWithFlattening
 
 from tape.positions import ENCODINGS
@@ -58,13 +58,8 @@ def given_away(cache):
     return copied
 
 
-CHANGES = {
-    "crop": (lambda cache: cache.crop(-2), slice(None)),
-    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 0])), [1, 0]),
-    "select": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    "repeat": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
-    "copy": (given_away, slice(None)),
-}
+CHANGES = CACHE_CHANGES | {"copy": given_away}
+ROWS = {"reorder": [1, 0], "select": [1], "repeat": [0, 0, 1, 1]}  # of two, after the change
 
 
 @pytest.mark.parametrize("position", ["alibi", "fire", "alibi_subset", "mixed_read"])
@@ -73,9 +68,8 @@ CHANGES = {
 def test_indices_follow_what_is_done_to_a_cache(position, kind, change):
     model, tokens = make_model(position), random_tokens(2, 9)
     cache = started(model, tokens, 6, kind, GAPS)
-    make, rows = CHANGES[change]
-    cache = make(cache) or cache
-    start = cache.get_seq_length()
+    cache = CHANGES[change](cache) or cache
+    start, rows = cache.get_seq_length(), ROWS.get(change, slice(None))
     tokens, where = tokens[rows], GAPS[rows]
     full = model(tokens, position_ids=where, use_cache=False).logits
     pieces = in_pieces(model, tokens[:, start:], 1, cache, position_ids=where[:, start:])

@@ -36,27 +36,18 @@ def test_shift_invariant(position, shift):
     assert (shift_error(position, shift) < 1e-12) == invariant
 
 
-def state_and_update(position):
-    """g of the first layer, and a random state, average and MLP output."""
-    model = make_model(position, dtype=torch.float64)
-    update = model.model.layers[0].context
-    e, average = torch.randn(2, 2, 4, 5, 2, 4, dtype=torch.float64)
-    m = torch.randn(2, 5, 32, dtype=torch.float64)
-    return update, e, average, m
-
-
 def rotated(e, angles):
     """Every pair (cosine, sine) turned by one angle per frequency."""
-    turned = torch.complex(e[..., 0, :], e[..., 1, :]) * torch.polar(
-        torch.ones_like(angles), angles
-    )
+    turned = torch.complex(*e.unbind(-2)) * torch.polar(torch.ones_like(angles), angles)
     return torch.stack((turned.real, turned.imag), dim=-2)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("position", EQUIVARIANT + BROKEN)
 def test_update_commutes_with_rotations(position):
-    update, e, average, m = state_and_update(position)
+    update = make_model(position, dtype=torch.float64).model.layers[0].context
+    e, average = torch.randn(2, 2, 4, 5, 2, 4, dtype=torch.float64)
+    m = torch.randn(2, 5, 32, dtype=torch.float64)
 
     def error(angles):
         before = update.next_state(rotated(e, angles), rotated(average, angles).flatten(-2), m)
