@@ -171,7 +171,7 @@ def test_masks_with_gaps(position):
 def test_scores_that_are_not_defined_for_later_tokens_are_refused(position, training):
     model, tokens = make_model(position).train(training), random_tokens(2, 9)
     prefix = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    prefix[..., :4] = True
+    prefix[..., 3, 4] = True
     with pytest.raises(ValueError, match=r"position \w+ .* later tokens"):
         model(tokens, attention_mask=prefix)
 

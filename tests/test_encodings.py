@@ -193,12 +193,11 @@ def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at(dtype, centre, 
     centre = TRAIN_LENGTH / 2 if centre is None else centre
     message = rf"centre={centre} in {dtype} at positions 0 to {first + 4}: .* to {allowed}"
     where = torch.arange(first, first + 5)[None]
-    inputs = {"input_ids": random_tokens(1, 5), "position_ids": where}
     with pytest.raises(ValueError, match=message):
-        model(**inputs)
+        model(random_tokens(1, 5), position_ids=where)
     autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
     with pytest.raises(ValueError, match=message), autocast:
-        model.float()(**inputs)
+        model.float()(random_tokens(1, 5), position_ids=where)
 
 
 @pytest.mark.parametrize(("position", "expected"), [("rope", 162_417_408), ("tape", 162_837_168)])

@@ -1,7 +1,6 @@
 """What fused kernels of a GPU are given: torch's, whose calls run on a CPU too, and block sizes of
 FlexAttention."""
 
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -107,15 +106,3 @@ def test_block_sizes_fit_the_device(queries, values):
         assert all(128 % size == 0 for name, size in options.items() if "BLOCK" in name)
     assert flex.kernel_options(queries, values, 50_000) == {}
     assert flex.kernel_options(queries, 320, H100) == flex.kernel_options(32, 32, H100) == {}
-
-
-def test_only_16_bit_training_and_prompts_on_a_gpu_get_block_sizes(monkeypatch):
-    monkeypatch.setattr(flex, "_shared_memory", lambda index: H100)
-
-    def options(T, size, is_cuda=True):
-        queries = SimpleNamespace(device=torch.device("cuda", 0), shape=(1, 4, T, 64))
-        queries.is_cuda, queries.element_size = is_cuda, lambda: size
-        return flex._options(queries, torch.zeros(1, 4, 128, 128))
-
-    assert options(128, 2)["fwd_num_warps"] == 8
-    assert options(127, 2) == options(128, 4) == options(128, 2, is_cuda=False) == {}

@@ -110,6 +110,3 @@ def test_calls_that_groups_cannot_have_are_refused():
     model, tokens = in_groups(), random_tokens(1, 6)
     with pytest.raises(ValueError, match="attention_mask of 4 dimensions"):
         model(tokens, attention_mask=torch.ones(1, 1, 6, 6, dtype=torch.bool))
-    model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        model(tokens)

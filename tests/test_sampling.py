@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TRAIN_LENGTH, in_pieces, make_config, make_model, random_tokens
+from conftest import TRAIN_LENGTH, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
 
@@ -75,9 +75,6 @@ def test_a_cache_belongs_to_one_draw():
     cache = model(tokens[:, :10]).past_key_values
     with model.evaluation_length(30), pytest.raises(ValueError, match=r"eval_length=16.*for 30"):
         model(tokens[:, 10:], past_key_values=cache)
-    with model.evaluation_length(30):
-        pieces = in_pieces(model, tokens, 10)
-        torch.testing.assert_close(pieces, model(tokens).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_shift_moves_the_origin_in_training_only():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import fields_of_llama, make_model, random_tokens
 from tokenizers import Tokenizer, models
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -18,9 +18,9 @@ from transformers import (
 LENGTHS = [15, 9, 12, 4, 15, 7]
 
 
-def make_rows(lengths=LENGTHS):
-    tokens = random_tokens(len(lengths), max(lengths))
-    return [{"input_ids": row[:n].tolist()} for row, n in zip(tokens, lengths, strict=True)]
+def make_rows():
+    tokens = random_tokens(len(LENGTHS), max(LENGTHS))
+    return [{"input_ids": row[:n].tolist()} for row, n in zip(tokens, LENGTHS, strict=True)]
 
 
 def collator():
@@ -51,9 +51,7 @@ def trainer(tmp_path):
 def a_llama():
     """A Llama, and the decoder with its weights."""
     ours = make_model("rope")
-    shape = {name: getattr(ours.config, name) for name in LlamaConfig().to_dict()}
-    shape = {name: value for name, value in shape.items() if name != "architectures"}
-    llama = LlamaForCausalLM(LlamaConfig(**shape | {"model_type": "llama"}))
+    llama = LlamaForCausalLM(LlamaConfig(**fields_of_llama(ours.config, "rope_parameters")))
     llama.load_state_dict(ours.state_dict())
     return llama, ours
 
