@@ -117,6 +117,12 @@ def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 
 CACHES = ["growing", "dynamic", "of_layers", "static"]
+CACHE_CHANGES = {
+    "crop": lambda cache: cache.crop(-2),
+    "reorder": lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
+    "select": lambda cache: cache.batch_select_indices(torch.tensor([1])),
+    "repeat": lambda cache: cache.batch_repeat_interleave(2),
+}
 
 
 def make_cache(model, kind: str, slots: int = 20):

@@ -21,7 +21,7 @@ def convolved(weights, config, layer: int, read: list[Tensor]) -> Tensor:
     return sum(taps[:, n] * x for n, x in enumerate(inputs[: config.position["kernel"]]))
 
 
-def selective_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
+def selective_state(weights, config, layer: int, read: list[Tensor], _: int) -> Tensor:
     """(K, F, 2) of the last of these tokens: cosine and sine of the sum of its phases so far."""
     K, F = config.num_key_value_heads, config.head_dim // 2
     heads = [x.view(config.num_attention_heads, -1) for x in read]
@@ -46,35 +46,29 @@ def tape_update(weights, config, layer: int, e: Tensor, average: Tensor, m: Tens
     arguments = config.position
     prefix = f"model.layers.{layer}.context."
 
-    def apply(name: str, part: int, vector: Tensor) -> Tensor:
-        matrix = weights[prefix + name + ".weight"]
-        return (matrix if arguments["equivariant"] else matrix[part]) @ vector
+    def matrix(name: str, part: int) -> Tensor:
+        weight = weights[prefix + name + ".weight"]
+        return weight if arguments["equivariant"] else weight[part]
 
-    def vectors(state: Tensor, part: int) -> list[Tensor]:
+    def columns(state: Tensor, part: int) -> Tensor:
         """What the maps act on: per frequency the heads; or per head the frequencies; or all."""
+        of_part = state[:, :, part]
         if arguments["tensorial"]:
-            return [state[:, f, part] for f in range(state.shape[1])]
-        if arguments["equivariant"]:
-            return [state[h, :, part] for h in range(state.shape[0])]
-        return [state[:, :, part].flatten()]
+            return of_part
+        return of_part.T if arguments["equivariant"] else of_part.reshape(-1, 1)
 
-    def assemble(parts: list[list[Tensor]], like: Tensor) -> Tensor:
-        if arguments["tensorial"]:
-            return torch.stack([torch.stack(part, dim=1) for part in parts], dim=-1)
-        if arguments["equivariant"]:
-            return torch.stack([torch.stack(part, dim=0) for part in parts], dim=-1)
-        return torch.stack([part[0].reshape(like.shape[:2]) for part in parts], dim=-1)
+    def assemble(moved: list[Tensor]) -> Tensor:
+        if not arguments["tensorial"]:
+            moved = [x.T if arguments["equivariant"] else x.reshape(e.shape[:2]) for x in moved]
+        return torch.stack(moved, dim=-1)
 
     if arguments["attention"]:
-        mixed = [[apply("mix", p, v) for v in vectors(average, p)] for p in (0, 1)]
-        e = e + assemble(mixed, e)
+        e = e + assemble([matrix("mix", part) @ columns(average, part) for part in (0, 1)])
     if arguments["feed_forward"]:
         gate = weights[prefix + "gate.weight"] @ m
-        gate = gate * torch.sigmoid(gate)
-        moved = [
-            [apply("down", p, gate * apply("up", p, v)) for v in vectors(e, p)] for p in (0, 1)
-        ]
-        e = e + assemble(moved, e)
+        gate = (gate * torch.sigmoid(gate))[:, None]
+        ups = [gate * (matrix("up", part) @ columns(e, part)) for part in (0, 1)]
+        e = e + assemble([matrix("down", part) @ ups[part] for part in (0, 1)])
     return e if arguments["magnitudes"] else e / e.norm(dim=-1, keepdim=True)
 
 
@@ -110,8 +104,9 @@ def gain_of(weights, layer: int, x: Tensor) -> Tensor:
     return 2 * torch.sigmoid(weights[f"model.layers.{layer}.context.gain.weight"] @ x)
 
 
-def repo_state(weights, config, layer: int, x: Tensor, coordinate: int) -> Tensor:
+def repo_state(weights, config, layer: int, read: list[Tensor], coordinate: int) -> Tensor:
     """(K, F, 2) of a token: RoPE's state at a place that a network reads from the token."""
+    x = read[-1]
     if layer < config.position["start"]:
         return state_at(config, torch.full((1,), coordinate, dtype=x.dtype))
     W1, W2, W3 = (
@@ -141,7 +136,7 @@ def trained_distance(arguments: dict, i: int, j: int) -> float:
             return i - j if i - j < S else i - j - S + W
 
 
-def carope_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
+def carope_state(weights, config, layer: int, read: list[Tensor], _: int) -> Tensor:
     """(K, F, 2): cosine and sine of the phases of the last of these tokens, phi_i = sum_t f(x_t)^i
     with f(x) = 1 / (softplus(x W + c) + 1)."""
     prefix = f"model.layers.{layer}.context.frequency."
@@ -150,6 +145,11 @@ def carope_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
     powers = range(config.head_dim // 2)
     phase = torch.stack([sum(each**i for each in f) for i in powers], dim=-1)
     return torch.stack((phase.cos(), phase.sin()), dim=-1)
+
+
+# Of the last token that is read: (K, F, 2).
+STATES = {"selective": selective_state, "grape_m": grape_m_state, "repo": repo_state}
+STATES["carope"] = carope_state
 
 
 def fope_state(weights, config, rope: tuple[Tensor, float], coordinate: int) -> Tensor:

@@ -209,8 +209,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             x = [x[t] + embedding[t] for t in range(T)]
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
-        rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
-        rotary = rotary or name in ("carope", "fope", "grape_m", "repo", "rope_gain")
+        rotary = ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "fope", "rope_gain")
+        rotary = name in rotary or name in parts.STATES
         if layer in updated:
             e = moved
 
@@ -230,16 +230,10 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             if config.qk_norm:
                 q[t] = [norm("self_attn.q_norm", head) for head in q[t]]
                 k[t] = [norm("self_attn.k_norm", head) for head in k[t]]
-            if name == "selective":
-                e[t] = parts.selective_state(weights, config, layer, read)
-            if name == "grape_m":
-                e[t] = parts.grape_m_state(weights, config, layer, read, p[t])
+            if name in parts.STATES:
+                e[t] = parts.STATES[name](weights, config, layer, read, p[t])
             if name == "rope_gain":
                 e[t] = e[t] * parts.gain_of(weights, layer, y)[:, None, None]
-            if name == "repo":
-                e[t] = parts.repo_state(weights, config, layer, y, p[t])
-            if name == "carope":
-                e[t] = parts.carope_state(weights, config, layer, read)
             if name == "fope":
                 e[t] = parts.fope_state(weights, config, frequencies(config), p[t])
             if name == "path":

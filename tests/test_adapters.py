@@ -147,9 +147,7 @@ def test_exactly_the_documented_weights_train(base, method, extra):
 @torch.no_grad()
 def test_drope_has_no_positions_and_the_weights_of_its_base(base):
     model = adapted(base, "drope", f"length={SHORT}").eval()
-    weights, llama = model.state_dict(), load_model(base)
-    assert weights.keys() == llama.state_dict().keys()
-    assert all(torch.equal(weights[name], x) for name, x in llama.state_dict().items())
+    torch.testing.assert_close(model.state_dict(), load_model(base).state_dict(), atol=0, rtol=0)
     assert model.config.position["name"] == "nope"
 
 
@@ -287,7 +285,6 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("lora +peft.lora.rnk=4", "peft.lora takes no argument 'rnk'; did you mean 'rank'"),
         ("lora peft.everything=true", "peft.everything=true with peft.lora"),
         ("longlora length=60", "peft.groups=4: length=60 must be a multiple of 8"),
-        ("longlora model.attn_implementation=eager", "attn_implementation='eager'; allowed"),
         ("longlora position=alibi", "position 'alibi', which adds a bias to the scores"),
         ("lora frozen=bfloat16", r"frozen=bfloat16.*needs trainer\.bf16=true"),
         ("lora frozen=fp16", "unknown frozen 'fp16'"),

@@ -4,6 +4,7 @@ unfused form, and what is ours around flash-attn with its functions by their doc
 import flash_reference
 import pytest
 import torch
+from cases import Case, check
 from conftest import (
     FLASH,
     FLEX,
@@ -14,7 +15,6 @@ from conftest import (
     make_cache,
     make_config,
     make_model,
-    random_tokens,
     with_flash,
     with_flex,
 )
@@ -106,8 +106,7 @@ def flex_gradients(flex, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "position"),
-    represented(FLEX, "flex_gradients") + represented(FLASH, "flash_attn"),
+    ("kernel", "position"), represented(FLEX, "flex_gradients") + represented(FLASH, "flash_attn")
 )
 def test_gradients_equal_those_of_eager(kernel, position, request):
     # flash-attn has no gradients of the log-sum-exp that a sink needs.
@@ -126,18 +125,10 @@ def test_gradients_equal_those_of_eager(kernel, position, request):
     assert all(gradient.abs().max() > 0 for gradient in found.values())
 
 
-@torch.no_grad()
-def test_flex_takes_masks_that_the_caller_made(flex):
-    model = make_model("alibi", sliding_window=6)
-    tokens, allowed = random_tokens(2, LENGTH), torch.ones(LENGTH, LENGTH).tril().bool()
-    allowed[:, 3] = False
-    allowed[3, 3] = True
-    additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    expected = model(tokens, attention_mask=allowed[None, None]).logits
-    flex(model)
-    for mask in (allowed, additive):
-        logits = model(tokens, attention_mask=mask[None, None]).logits
-        torch.testing.assert_close(logits, expected, **EXACT)
+@pytest.mark.parametrize("given", ["4-D", "additive"])
+def test_flex_takes_masks_that_the_caller_made(given, flex):
+    case = {"cache": "of_layers", "given": (given,), "changes": {"sliding_window": 3}}
+    check(Case("alibi", ("aaaaaabbbbbb", "aaabbbbccccc"), kernel="flex_attention", **case))
 
 
 @torch.no_grad()

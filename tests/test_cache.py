@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import CACHE_CHANGES, make_model, random_tokens
 from test_scrolls import byte_tokenizer
 from transformers import DynamicCache, MistralConfig, StaticCache
 
@@ -47,13 +47,7 @@ def test_a_token_is_written_behind_the_others():
             assert x.shape[-2] < room.memory.shape[-2] <= x.shape[-2] * 9 / 8 + 64
 
 
-CHANGES = {
-    "crop": lambda cache: cache.crop(-1),
-    "reorder": lambda cache: cache.reorder_cache(torch.tensor([1, 1])),
-    "select": lambda cache: cache.batch_select_indices(torch.tensor([1])),
-    "repeat": lambda cache: cache.batch_repeat_interleave(2),
-    "reset": lambda cache: cache.reset(),
-}
+CHANGES = CACHE_CHANGES | {"reset": lambda cache: cache.reset()}
 ROWS = {"select": 1, "repeat": 4}  # of two, after the change
 
 

@@ -11,13 +11,7 @@ from transformers.integrations.executorch import convert_and_export_with_cache
 from tape.positions import ENCODINGS, sampling
 
 # Each has code of its own that is compiled; arguments that only change numbers are left out.
-COMPILED = [
-    *ENCODINGS,
-    "extended_dca",
-    "mixed_tape",
-    "path_gate",
-    "tape_not_tensorial",
-]
+COMPILED = [*ENCODINGS, "extended_dca", "mixed_tape", "path_gate", "tape_not_tensorial"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in COMPILED if name != "tape"]
 DRAWN_OR_KEPT = [case for case in SLOW if case.values[0] in ("alibi", "fox", "abacus", "randpe")]
 
@@ -53,25 +47,6 @@ def test_training_in_one_graph(position, backend, tolerance):
             compiled_gradients, gradients, atol=tolerance, rtol=100 * tolerance
         )
     assert counters["stats"]["unique_graphs"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("position", ["rope", "tape"])
-def test_a_training_graph_has_no_causal_mask(position):
-    """A mask would cost the kernels of a GPU their causal form, and B T T memory."""
-    graphs = []
-
-    def keep(graph, inputs):
-        graphs.append(graph.graph)
-        return graph
-
-    model, tokens = make_model(position, num_hidden_layers=2).train(), random_tokens(2, 15)
-    torch.compile(model, backend=keep, fullgraph=True)(tokens, labels=tokens, use_cache=False)
-    (graph,) = graphs
-    calls = [node for node in graph.nodes if "scaled_dot_product" in str(node.target)]
-    assert len(calls) >= 2
-    for call in calls:
-        assert call.kwargs["attn_mask"] is None and call.kwargs["is_causal"]
 
 
 def decoded(call, model, tokens, count):

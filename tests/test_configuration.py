@@ -1,6 +1,5 @@
 """Names, arguments and settings in conflict: one clear error each."""
 
-import ast
 import copy
 import json
 import pathlib
@@ -34,19 +33,12 @@ ROTATING = ("rope", "tape", "xpos", "randpe", "yarn", "tape_yarn")
         ({"name": "rope", "sampler": {"name": "shift", "length": 1}}, r"no argument 'length'"),
         ({"name": "rope", "scaling": {"rope_type": "dynamic"}}, r"rope_type='dynamic'.*: clipped"),
         ({"name": "rope", "scaling": LONGROPE}, r"rope_type='longrope' also needs long_factor"),
-        (
-            {"name": "rope", "scaling": LONGROPE | {"long_factor": [1.0, 0.5]}},
-            r"long_factor=\[1.0, 0.5\] must be a list of 4 numbers >= 1",
-        ),
         ({"name": "yarn", "scaling": {"rope_type": "linear"}}, r"yarn sets the scaling itself"),
-        ({"name": "tape", "width": 0}, r"width=0"),
         ({"name": "tape", "width": "0H"}, r"width='0H' must be an integer > 0, or a multiple"),
         ({"name": "t5", "num_buckets": 7}, r"num_buckets=7 must be even"),
         ({"name": "rope", "sampler": {"name": "shift", "maximum": 3.7}}, r"maximum=3\.7"),
         ({"name": "tape", "equivariant": "no"}, r"equivariant='no' must be true or false"),
         ({"name": "t5", "num_buckets": 8.0}, r"num_buckets=8\.0 must be an integer"),
-        ({"name": "fire", "hidden": 0}, r"hidden=0 must be an integer >= 1"),
-        ({"name": "xpos", "centre": "x"}, r"centre='x' must be a number"),
         ({"name": "randpe", "length": 50.5}, r"length=50\.5 must be an integer"),
     ],
 )
@@ -60,11 +52,7 @@ def test_bad_positions_are_refused(position, message):
     [
         *((name, {"hidden_size": 28}, "head_dim=7 must be even") for name in ROTATING),
         ("rope", {"num_key_value_heads": 3}, "num_attention_heads=4 must be a multiple of"),
-        (
-            "sincos",
-            {"hidden_size": 33, "num_attention_heads": 3, "head_dim": 8},
-            "=33 must be even",
-        ),
+        ("sincos", {"hidden_size": 33, "num_attention_heads": 3, "head_dim": 8}, "=33 must be"),
         ("tape_not_tensorial", {"num_key_value_heads": 2}, r"tensorial=false.*key_value_heads=2"),
     ],
 )
@@ -85,6 +73,9 @@ def test_unknown_fields_are_refused(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"postion": 8}))
     with pytest.raises(ValueError, match=message):
         TapeConfig.from_pretrained(tmp_path)
+    path.write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match=r"gpt2.*allowed: 'tape', 'llama'"):
+        TapeForCausalLM.from_pretrained(tmp_path)
 
 
 SHAPE = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -212,12 +203,7 @@ def canonical(requirement):
     return re.match(r"[\w-]+", requirement)[0].lower().replace("_", "-")
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module.split(".")[0]
+IMPORT = re.compile(r"^ *(?:from (\w+)[\w.]* import|import (\w+)(?: as|[.,\n]))", re.MULTILINE)
 
 
 def test_every_import_is_declared():
@@ -230,5 +216,5 @@ def test_every_import_is_declared():
     declared = {canonical(each) for each in project["dependencies"] + extras}
     installed = metadata.packages_distributions()
     for path in files:
-        for name in {*imports(path)} - ours:
+        for name in {"".join(found) for found in IMPORT.findall(path.read_text())} - ours:
             assert canonical(installed.get(name, [name])[0]) in declared, (path, name)

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from tape import TapeForCausalLM
 from tape.attention.backends import KERNELS
+from tape.positions import path
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -130,6 +131,18 @@ def test_as_alone(position, kernel, mode):
         check(Case(position, kernel=kernel, changes=changes, **MODES[mode]))
 
 
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_path_in_chunks(chunk, monkeypatch):
+    """In texts that end within a chunk and with one, and behind what is cached, with free slots."""
+    monkeypatch.setattr(path, "CHUNK", chunk)
+    model = make_model("path", dtype=torch.float64)
+    for length in (11, 12):
+        check_against_loops(model, loops_of(model, length), {"atol": 1e-9, "rtol": 1e-9})
+        model.zero_grad()
+    for mode in ("pieces", "pieces-static"):
+        check(Case("path", **MODES[mode]))
+
+
 @torch.no_grad()
 @in_modes
 def test_masks_with_gaps(position):
@@ -158,7 +171,7 @@ def test_masks_with_gaps(position):
 def test_scores_that_are_not_defined_for_later_tokens_are_refused(position, training):
     model, tokens = make_model(position).train(training), random_tokens(2, 9)
     prefix = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    prefix[..., :4] = True
+    prefix[..., 3, 4] = True
     with pytest.raises(ValueError, match=r"position \w+ .* later tokens"):
         model(tokens, attention_mask=prefix)
 

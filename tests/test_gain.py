@@ -28,12 +28,11 @@ def test_without_its_average_the_state_is_ropes_times_a_real_gain(heads, recurre
     assert all((gain.real - 1).abs().max() > 0.01 for gain in gains[1:])
     left = iter(gains)
     for layer in rope.model.layers:
-        rotate = layer.context.rotate
 
-        def scaled(q, k, e, rotate=rotate):
-            return rotate(q, k, e * next(left).real[..., None, :])
+        def scaled(q, k, tokens, prepare=layer.context.prepare):
+            return prepare(q, k, tokens._replace(e=tokens.e * next(left).real[..., None, :]))
 
-        layer.context.rotate = scaled
+        layer.context.prepare = scaled
     torch.testing.assert_close(rope(tokens).logits, expected, atol=1e-12, rtol=1e-12)
 
 

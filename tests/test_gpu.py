@@ -5,7 +5,7 @@ parameter's gradient; bfloat16 carries 8 bits, and eager attention in it is the 
 
 import pytest
 import torch
-from conftest import FLASH, FLEX, make_model, random_tokens
+from conftest import FLASH, FLEX, in_pieces, make_model, random_tokens
 from every_encoding import POSITIONS
 from transformers import StaticCache
 from transformers.utils import is_flash_attn_2_available
@@ -107,11 +107,6 @@ def test_decodes_with_a_cache(kernel, position):
     full = model(tokens, attention_mask=mask).logits
     static = StaticCache(config=model.config, max_cache_len=LENGTH + 9)
     for cache in (None, static) if kernel != "flash_attention_2" else (None,):
-        prompt = {"attention_mask": mask[:, :140], "past_key_values": cache}
-        output = model(tokens[:, :140], **prompt)
-        cache, pieces = output.past_key_values, [output.logits]
-        for start in range(140, LENGTH):
-            step = {"attention_mask": mask[:, : start + 1], "past_key_values": cache}
-            pieces.append(model(tokens[:, start : start + 1], **step).logits)
-        found = {"logits": torch.cat(pieces, dim=1)[mask.bool()].double()}
+        pieces = in_pieces(model, tokens, [140] + [1] * (LENGTH - 140), cache, mask)
+        found = {"logits": pieces[mask.bool()].double()}
         assert errors(found, {"logits": full[mask.bool()].double()})["logits"] < 0.05

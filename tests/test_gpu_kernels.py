@@ -1,7 +1,7 @@
 """What fused kernels of a GPU are given: torch's, whose calls run on a CPU too, and block sizes of
 FlexAttention."""
 
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -48,53 +48,45 @@ def test_equals_eager(kind, K, P):
     torch.testing.assert_close(*gradients, **EXACT)
 
 
-def calls(monkeypatch, q, k, v, payload, mask, dropout=0.0):
+def calls(q, k, v, payload, mask, dropout=0.0):
     """What each call of torch's function gets: allowed kernels, widths of the values, heads."""
-    found = []
 
-    class Allowed:
-        def __init__(self, names):
-            self.names = set(names)
-
-        def __enter__(self):
-            found.append([self.names])
-
-        def __exit__(self, *error):
-            pass
-
-    def attend(q, k, values, mask, dropout, is_causal, scale, enable_gqa):
+    def attend(q, k, values, *given, **named):
         assert 0 not in values.stride()[:2] or values.shape[1] == 1
-        found[-1] += [values.shape[-1], k.shape[1], enable_gqa]
         return q.new_zeros(*q.shape[:3], values.shape[-1])
 
-    monkeypatch.setattr(gpu, "sdpa_kernel", Allowed)
-    monkeypatch.setattr(gpu.F, "scaled_dot_product_attention", attend)
-    gpu.attend(q, k, Values(v, payload), mask, 1.0, dropout, mask is None)
+    fused = mock.patch.object(gpu.F, "scaled_dot_product_attention", side_effect=attend)
+    with mock.patch.object(gpu, "sdpa_kernel") as allowed, fused as attends:
+        gpu.attend(q, k, Values(v, payload), mask, 1.0, dropout, mask is None)
+    found = []
+    for names, given in zip(allowed.call_args_list, attends.call_args_list, strict=True):
+        (_, k, values, *_), grouped = given.args, given.kwargs["enable_gqa"]
+        found.append([{*names.args[0]}, values.shape[-1], k.shape[1], grouped])
     return found
 
 
-def test_what_each_call_of_a_fused_kernel_is_given(monkeypatch):
+def test_what_each_call_of_a_fused_kernel_is_given():
     """cuDNN gets no mask and flash no unequal widths. Wide payloads have a call of their own, but
     with dropout. Grouped queries go where they are supported."""
     cudnn, flash = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
     rest = {SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH}
     q, k, v, payload = tensors(H)
     mask = masks()["boolean"]
-    assert calls(monkeypatch, q, k, v, None, None) == [[{cudnn, flash} | rest, D, H, False]]
-    assert calls(monkeypatch, q, k, v, payload, None) == [[{cudnn} | rest, 2 * D, H, False]]
-    assert calls(monkeypatch, q, k, v, payload, mask) == [[rest, 2 * D, H, False]]
+    assert calls(q, k, v, None, None) == [[{cudnn, flash} | rest, D, H, False]]
+    assert calls(q, k, v, payload, None) == [[{cudnn} | rest, 2 * D, H, False]]
+    assert calls(q, k, v, payload, mask) == [[rest, 2 * D, H, False]]
     wide = tensors(H, P=120, heads=1)
-    assert [call[1] for call in calls(monkeypatch, *wide, None)] == [D, 120]
-    assert [call[1] for call in calls(monkeypatch, *wide, None, dropout=0.1)] == [136]
+    assert [call[1] for call in calls(*wide, None)] == [D, 120]
+    assert [call[1] for call in calls(*wide, None, dropout=0.1)] == [136]
     for dtype, given, expected in (
         (torch.bfloat16, None, [2, True]),
         (torch.float32, None, [4, False]),
         (torch.bfloat16, mask, [4, False]),
     ):
         q, k, v, payload = tensors(2, dtype=dtype)
-        ((*_, heads, grouped),) = calls(monkeypatch, q, k, v, None, given)
+        ((*_, heads, grouped),) = calls(q, k, v, None, given)
         assert [heads, grouped] == expected
-        ((*_, heads, grouped),) = calls(monkeypatch, q, k, v, payload, given)
+        ((*_, heads, grouped),) = calls(q, k, v, payload, given)
         assert [heads, grouped] == [4, False]
 
 
@@ -114,15 +106,3 @@ def test_block_sizes_fit_the_device(queries, values):
         assert all(128 % size == 0 for name, size in options.items() if "BLOCK" in name)
     assert flex.kernel_options(queries, values, 50_000) == {}
     assert flex.kernel_options(queries, 320, H100) == flex.kernel_options(32, 32, H100) == {}
-
-
-def test_only_16_bit_training_and_prompts_on_a_gpu_get_block_sizes(monkeypatch):
-    monkeypatch.setattr(flex, "_shared_memory", lambda index: H100)
-
-    def options(T, size, is_cuda=True):
-        queries = SimpleNamespace(device=torch.device("cuda", 0), shape=(1, 4, T, 64))
-        queries.is_cuda, queries.element_size = is_cuda, lambda: size
-        return flex._options(queries, torch.zeros(1, 4, 128, 128))
-
-    assert options(128, 2)["fwd_num_warps"] == 8
-    assert options(127, 2) == options(128, 4) == options(128, 2, is_cuda=False) == {}

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import CACHES, in_pieces, make_cache, make_model, random_tokens
+from conftest import CACHE_CHANGES, CACHES, in_pieces, make_cache, make_model, random_tokens
 from transformers import DataCollatorWithFlattening
 
 from tape.positions import ENCODINGS
@@ -58,13 +58,8 @@ def given_away(cache):
     return copied
 
 
-CHANGES = {
-    "crop": (lambda cache: cache.crop(-2), slice(None)),
-    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 0])), [1, 0]),
-    "select": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    "repeat": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
-    "copy": (given_away, slice(None)),
-}
+CHANGES = CACHE_CHANGES | {"copy": given_away}
+ROWS = {"reorder": [1, 0], "select": [1], "repeat": [0, 0, 1, 1]}  # of two, after the change
 
 
 @pytest.mark.parametrize("position", ["alibi", "fire", "alibi_subset", "mixed_read"])
@@ -73,9 +68,8 @@ CHANGES = {
 def test_indices_follow_what_is_done_to_a_cache(position, kind, change):
     model, tokens = make_model(position), random_tokens(2, 9)
     cache = started(model, tokens, 6, kind, GAPS)
-    make, rows = CHANGES[change]
-    cache = make(cache) or cache
-    start = cache.get_seq_length()
+    cache = CHANGES[change](cache) or cache
+    start, rows = cache.get_seq_length(), ROWS.get(change, slice(None))
     tokens, where = tokens[rows], GAPS[rows]
     full = model(tokens, position_ids=where, use_cache=False).logits
     pieces = in_pieces(model, tokens[:, start:], 1, cache, position_ids=where[:, start:])
@@ -183,3 +177,26 @@ def test_packed_documents_are_refused_where_indices_may_repeat(position):
     # A bias would round those of keys down, and not those of queries.
     with pytest.raises(ValueError, match=r"position_ids of torch\.float32: allowed: integers"):
         model(random_tokens(1, 9), position_ids=COUNTED * 1.0)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_what_a_4d_mask_hides_does_not_depend_on_its_values(kernel):
+    """The smallest number of each dtype, and what else stands for minus infinity in practice."""
+    tokens, seen = random_tokens(1, 12), torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    seen[..., 5:8] = False
+    model, real = make_model("fire", kernel=kernel, sliding_window=4), seen[0, 0, -1]
+    expected = model(tokens, attention_mask=seen).logits[:, real]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        least = torch.finfo(dtype).min
+        for value in {-torch.inf, least, -1000.0, max(-1e9, least)}:
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, value)
+            found = model(tokens, attention_mask=mask).logits[:, real]
+            assert torch.equal(found, expected), (dtype, value)
+
+
+def test_values_of_a_4d_mask_that_neither_show_nor_hide_are_refused():
+    for value in (1.0, -100.0, torch.nan, torch.inf):
+        mask = torch.zeros(3, 1, 12, 12).masked_fill(~torch.ones(12, 12).bool().tril(), -torch.inf)
+        mask[2, 0, 3, 1] = value
+        with pytest.raises(ValueError, match=r"4-D attention_mask .* 0 .* -1000 or less .* bool"):
+            make_model("rope").train()(random_tokens(3, 12), attention_mask=mask)

@@ -17,7 +17,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from tape.export.llama import require_llama
-from tape.positions.tape import TapeLayer
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
@@ -72,6 +71,7 @@ WRONG = [
     ("query_temperature", {"scale": 1.0, "length": 0}, "query_temperature.length=0"),
     ("qk_norm", 1, "qk_norm=1 must be true or false"),
     ("num_recurrences", 0, "num_recurrences=0 must be an integer >= 1"),
+    *(("sliding_window", window, "sliding_window") for window in (0, -1, 2.5, True)),
 ]
 
 
@@ -86,13 +86,11 @@ def test_wrong_options_are_refused():
         for position in ("stick_breaking", mixture):
             with pytest.raises(ValueError, match=f"{option} with position stick_breaking"):
                 make_config(position, **{option: True})
-    with pytest.raises(ValueError, match="training in groups of 4 tokens with scalable_softmax"):
-        make_model("rope", scalable_softmax=True).set_shifted_attention(4)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [RECURRENT, {"scalable_softmax": True}, *({name: value} for name, value in ALL.items())],
+    [RECURRENT, {"scalable_softmax": True}, {"sliding_window": 3}, *({k: ALL[k]} for k in ALL)],
 )
 def test_a_llama_has_none(changes):
     with pytest.raises(ValueError, match="a Llama computes another function"):
@@ -110,29 +108,27 @@ def test_training_in_shifted_groups(group):
     assert torch.allclose(found, expected, atol=1e-5) == (group == 64)
 
 
-def test_every_layer_but_the_final_step_moves_the_state():
-    """The parameters are there in the last layer, and the last step does not cache a payload."""
-    model = make_model("tape", **RECURRENT)
-    assert all(isinstance(layer.context, TapeLayer) for layer in model.model.layers)
-    output = model(random_tokens(1, 5), output_hidden_states=True)
-    widths = [layer.values.shape[-1] for layer in output.past_key_values.layers]
-    assert widths == [16] * 5 + [8]
-    assert len(output.hidden_states) == 2 * 3 + 1
+def replicated(model, *pieces):
+    get_peft_model(model, LoraConfig(layer_replication=pieces, target_modules=["q_proj"]))
 
 
+LAYERS_CHANGED = {
+    "fewer": lambda model: model.model.layers.__delitem__(slice(2, 4)),
+    "copies": lambda model: model.model.layers.extend(copy.deepcopy(model.model.layers)),
+    "replicated": lambda model: replicated(model, (0, 4), (0, 4)),
+    "another number": lambda model: setattr(model.config, "num_hidden_layers", 2),
+    "another order": lambda model: model.model.layers.insert(0, model.model.layers.pop(3)),
+    "replicated in another order": lambda model: replicated(model, (0, 2), (3, 4), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("change", LAYERS_CHANGED)
 @pytest.mark.parametrize("recurrences", [1, 2])
-def test_layers_are_neither_added_nor_removed(recurrences):
-    message = rf"\d layers, .*num_hidden_layers=\d .* made for {4 * recurrences} in all: .*peft's "
-    for change in ("fewer", "copies", "replicated", "another number"):
-        model = make_model("tape", num_hidden_layers=4, num_recurrences=recurrences)
-        if change == "fewer":
-            model.model.layers = model.model.layers[:-2]
-        if change == "copies":
-            model.model.layers.extend(copy.deepcopy(model.model.layers))
-        if change == "replicated":
-            twice = {"layer_replication": [(0, 4), (0, 4)], "target_modules": ["q_proj"]}
-            get_peft_model(model, LoraConfig(**twice))
-        if change == "another number":
-            model.config.num_hidden_layers = 2
-        with pytest.raises(ValueError, match=message):
-            model(random_tokens(1, 2))
+def test_layers_are_neither_added_nor_removed_nor_reordered(recurrences, change):
+    model = make_model("tape", num_hidden_layers=4, num_recurrences=recurrences)
+    LAYERS_CHANGED[change](model)
+    message = (
+        rf"^layers [\d, ]+, .*num_hidden_layers=\d, .*made for {4 * recurrences}, .*: .*peft's "
+    )
+    with pytest.raises(ValueError, match=message):
+        model(random_tokens(1, 2))

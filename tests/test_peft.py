@@ -4,11 +4,7 @@ import pytest
 import torch
 from conftest import in_pieces, make_model, random_tokens
 from every_encoding import POSITIONS, in_modes
-from peft import (
-    LoraConfig,
-    PrefixTuningConfig,
-    get_peft_model,
-)
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 
 BOTH = {"name": "mixed", "pattern": ["path", "tape", "selective"]}  # modules of equal names
 ENCODINGS = POSITIONS | {"mixed_names": BOTH}

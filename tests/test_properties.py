@@ -36,27 +36,18 @@ def test_shift_invariant(position, shift):
     assert (shift_error(position, shift) < 1e-12) == invariant
 
 
-def state_and_update(position):
-    """g of the first layer, and a random state, average and MLP output."""
-    model = make_model(position, dtype=torch.float64)
-    update = model.model.layers[0].context
-    e, average = torch.randn(2, 2, 4, 5, 2, 4, dtype=torch.float64)
-    m = torch.randn(2, 5, 32, dtype=torch.float64)
-    return update, e, average, m
-
-
 def rotated(e, angles):
     """Every pair (cosine, sine) turned by one angle per frequency."""
-    turned = torch.complex(e[..., 0, :], e[..., 1, :]) * torch.polar(
-        torch.ones_like(angles), angles
-    )
+    turned = torch.complex(*e.unbind(-2)) * torch.polar(torch.ones_like(angles), angles)
     return torch.stack((turned.real, turned.imag), dim=-2)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("position", EQUIVARIANT + BROKEN)
 def test_update_commutes_with_rotations(position):
-    update, e, average, m = state_and_update(position)
+    update = make_model(position, dtype=torch.float64).model.layers[0].context
+    e, average = torch.randn(2, 2, 4, 5, 2, 4, dtype=torch.float64)
+    m = torch.randn(2, 5, 32, dtype=torch.float64)
 
     def error(angles):
         before = update.next_state(rotated(e, angles), rotated(average, angles).flatten(-2), m)
@@ -69,29 +60,6 @@ def test_update_commutes_with_rotations(position):
     assert (error(own_angles) < 1e-12) == commutes
     # Mixing the frequencies still commutes with one common rotation of all pairs.
     assert (error(one_angle) < 1e-12) == (commutes or position == "tape_not_tensorial")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("heads", [4, 2])
-def test_tape_without_the_average_of_its_state_is_rope_times_a_real_gain(heads):
-    """The same for all frequencies, in every layer and recurrence; weights are random."""
-    changes = {"num_key_value_heads": heads, "num_recurrences": 2, "dtype": torch.float64}
-    tape = make_model({"name": "tape", "attention": False}, **changes)
-    rope, tokens, states = make_model("rope", **changes), random_tokens(2, 13), []
-    rope.load_state_dict({n: x for n, x in tape.state_dict().items() if ".context." not in n})
-    for layer in tape.model.layers:
-        layer.register_forward_pre_hook(lambda _, given: states.append(given[1]))
-    expected = tape(tokens).logits
-    turns = [torch.view_as_complex(e.mT.contiguous()) for e in states]
-    gains = [turn / turns[0] for turn in turns]  # (B, K, T, F)
-    for gain in gains:
-        assert gain.imag.abs().max() < 1e-13 * gain.abs().max()
-        torch.testing.assert_close(gain, gain[..., :1].expand_as(gain), atol=0, rtol=1e-12)
-    assert len(gains) == 6 and all((gain.real - 1).abs().max() > 0.01 for gain in gains[1:])
-    left = iter(gains)
-    for layer in rope.model.layers:
-        layer.context.rotation = lambda tokens: tokens.e * next(left).real[..., None, :]
-    torch.testing.assert_close(rope(tokens).logits, expected, atol=1e-12, rtol=1e-12)
 
 
 @all_positions

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from conftest import in_pieces, make_cache, make_model, random_tokens
 from transformers import QuantizedCache
 
-from tape.positions import Positions, Tokens, path
+from tape.positions import Positions, Tokens
 from tape.positions.wall import within
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}
@@ -68,50 +68,6 @@ def test_sums_beyond_what_float16_can_hold(position):
         found.append(in_pieces(model, tokens, 20, make_cache(model, "of_layers")).double())
     errors = [((x - found[0]).norm() / found[0].norm()).item() for x in found[1:]]
     assert errors[0] < 1e-4 and max(errors[1:]) < 0.05
-
-
-def householder_loops(q, k, w, beta):
-    """q_i' H_i .. H_(j+1) k_j / sqrt(D) for j <= i and one head, from the definition."""
-    T, D = k.shape
-    rows = []
-    for i in range(T):
-        row = []
-        for j in range(i + 1):
-            moved = k[j]
-            for t in range(j + 1, i + 1):
-                moved = moved - beta[t] * (w[t] @ moved) * w[t]
-            row.append(q[i] @ moved / D**0.5)
-        rows.append(F.pad(torch.stack(row), (0, T - i - 1)))
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize(("chunk", "length"), [(4, 11), (4, 12), (64, 7), (1, 5)])
-def test_path_in_chunks_equals_its_definition(chunk, length, monkeypatch):
-    """Scores and gradients at once, and scores of the last tokens behind those in a cache: of the
-    text's length, and with free slots."""
-    monkeypatch.setattr(path, "CHUNK", chunk)
-    D, options = 5, {"dtype": torch.float64, "requires_grad": True}
-    q, k, w = (torch.randn(1, heads, length, D, **options) for heads in (2, 1, 1))
-    beta = (2 * torch.rand(1, 1, length, 1, dtype=torch.float64)).requires_grad_()
-
-    def scores(begin, S):
-        maps = torch.cat((w, beta), -1)[:, :, :S]
-        slots = torch.arange(begin, length)
-        made = path.PathScores(q[:, :, begin:], k[:, :, :S], maps, slots).dense(q.dtype)
-        return made[..., :length].tril(begin)
-
-    unit = w[0, 0] / w[0, 0].norm(dim=-1, keepdim=True)
-    of_heads = [householder_loops(q[0, h], k[0, 0], unit, beta[0, 0]) for h in (0, 1)]
-    expected = torch.stack(of_heads)[None]
-    weights = torch.randn_like(expected)
-    inputs = (q, k, w, beta)
-    torch.testing.assert_close(scores(0, length), expected, **TIGHT)
-    both = [torch.autograd.grad((x * weights).sum(), inputs) for x in (scores(0, length), expected)]
-    torch.testing.assert_close(*both, **TIGHT)
-    for new in (1, 4):
-        torch.testing.assert_close(scores(length - new, length), expected[:, :, -new:], **TIGHT)
-    k, w, beta = (F.pad(x, (0, 0, 0, 3)) for x in (k, w, beta))
-    torch.testing.assert_close(scores(length - 2, length + 3), expected[:, :, -2:], **TIGHT)
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])

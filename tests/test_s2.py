@@ -1,40 +1,24 @@
-"""Shifted sparse attention: against a loop, with padding, in the decoder, and what it refuses."""
+"""Shifted sparse attention: against a mask, with padding, in the decoder, and what it refuses."""
 
 import pytest
 import torch
 from conftest import assert_as_alone, left_padded, make_model, random_tokens
 from test_attention import flash_attn  # noqa: F401
 
-from tape.attention.backends import KERNELS
+from tape.attention.backends import KERNELS, eager
 from tape.attention.payload import Values
 from tape.attention.shifted_sparse import SUPPORTED_BACKENDS, shifted_groups
 
 GROUP = 4
 
 
-def same_group(h: int, heads: int, i: int, j: int) -> bool:
-    """Whether the i-th and the j-th real token are in one group of head h."""
-    shift = GROUP // 2 if h >= heads // 2 else 0
-    return (i + shift) // GROUP == (j + shift) // GROUP
-
-
-def loop(q, k, v, payload, mask, scaling):
-    """The averages of values and payload and the log-sum-exp, token by token; zero at padding."""
-    (B, H, T, _), K = q.shape, k.shape[1]
-    results = [torch.zeros(B, H, T, x.shape[-1], dtype=q.dtype) for x in (v, payload, q[..., :1])]
-    for b in range(B):
-        real = [t for t in range(T) if mask[b, t]]
-        for h in range(H):
-            of_head = [x[b if x.shape[0] > 1 else 0] for x in (k, v, payload)]
-            keys, *averaged = [x[h // (H // K) if x.shape[0] > 1 else 0] for x in of_head]
-            for i, query in enumerate(real):
-                seen = [t for j, t in enumerate(real[: i + 1]) if same_group(h, H, i, j)]
-                scores = torch.stack([q[b, h, query] @ keys[t] for t in seen]) * scaling
-                weights = scores.exp() / scores.exp().sum()
-                results[2][b, h, query] = scores.exp().sum().log()
-                for result, x in zip(results[:2], averaged, strict=True):
-                    result[b, h, query] = sum(w * x[t] for w, t in zip(weights, seen, strict=True))
-    return results
+def by_mask(q, k, v, payload, mask, scaling):
+    """Averages and log-sum-exp of full attention whose mask separates the groups."""
+    count, heads = mask.cumsum(-1)[:, None] - 1, torch.arange(q.shape[1])[:, None]
+    group = (count + GROUP // 2 * (heads >= q.shape[1] // 2)) // GROUP  # (B, H, T), of real tokens
+    seen = (group[..., :, None] == group[..., None, :]).tril() & mask[:, None, None]
+    found = eager(q, k, Values(v, payload), seen, None, scaling, 0.0, needs_lse=True)
+    return found.values, found.payload, found.lse[..., None]
 
 
 # Lengths: less than half a group, half, one, several, and some left over.
@@ -42,7 +26,7 @@ def loop(q, k, v, payload, mask, scaling):
 @pytest.mark.parametrize(
     ("batch", "key_heads", "padded"), [(1, 1, False), (3, 2, True), (3, 6, True)]
 )
-def test_it_equals_a_loop(length, batch, key_heads, padded):
+def test_it_equals_attention_with_a_mask(length, batch, key_heads, padded):
     torch.manual_seed(0)
     shapes = [(batch, 6, length, 8), *[(batch, key_heads, length, 8)] * 2]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -53,7 +37,8 @@ def test_it_equals_a_loop(length, batch, key_heads, padded):
     if padded:
         mask[0, : length // 2] = False
         mask[-1, length - length // 3 :] = False
-    real, expected = mask[:, None, :, None], loop(*inputs, mask, 0.3)
+    real = mask[:, None, :, None]
+    expected = [x * real for x in by_mask(*inputs, mask, 0.3)]
     weights = [torch.randn_like(x) * real for x in expected]
 
     def gradients_of(outputs):
@@ -125,6 +110,3 @@ def test_calls_that_groups_cannot_have_are_refused():
     model, tokens = in_groups(), random_tokens(1, 6)
     with pytest.raises(ValueError, match="attention_mask of 4 dimensions"):
         model(tokens, attention_mask=torch.ones(1, 1, 6, 6, dtype=torch.bool))
-    model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        model(tokens)

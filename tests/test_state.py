@@ -68,11 +68,11 @@ def test_queries_and_keys_are_rotated_by_the_changed_state(name, change, monkeyp
     """Without rotations, so that they do not change the state of later layers."""
     used = []
 
-    def record(self, q, k, e):
-        used.append(torch.complex(*e.unbind(-2)))
-        return q, k
+    def record(self, q, k, tokens):
+        used.append(torch.complex(*tokens.e.unbind(-2)))
+        return q, k, None
 
-    monkeypatch.setattr(RotaryLayer, "rotate", record)
+    monkeypatch.setattr(RotaryLayer, "prepare", record)
     ids = random_tokens(2, 12)
     logits(make_model("tape", num_hidden_layers=3), ids)
     expected = [change(e, used[0]) if len(e) > 1 else e for e in used]

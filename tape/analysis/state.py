@@ -33,6 +33,7 @@ from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model import checkpoint
 from tape.model.modeling import TapeForCausalLM
+from tape.positions.base import Prepared, Tokens
 from tape.positions.tape import Tape, TapeLayer
 from tape.statistics import student
 from tape.training.build import check_memory
@@ -40,7 +41,6 @@ from tape.validation import look_up
 
 BATCH = 8  # windows per batch
 NONE = "none"
-Rotate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 LOOKED_AT = 4  # windows whose states are looked at
 UNITS = {"phase": "phase beyond RoPE's, radians", "attention": "mean attention weight"}
 NOTE = """\
@@ -97,14 +97,16 @@ def intervene(model: TapeForCausalLM, name: str) -> None:
         first[:] = [initial_state(*given)]
         return first[0]
 
-    def rotate(original: Rotate, q: Tensor, k: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare(
+        original: Callable[..., Prepared], q: Tensor, k: Tensor, tokens: Tokens
+    ) -> Prepared:
         if name == "other_text" and len(q) < 2:
             raise ValueError("intervention other_text: give batches of two texts or more")
-        return original(q, k, change(e, first[0]))
+        return original(q, k, tokens._replace(e=change(tokens.e, first[0])))
 
     position.state = state
     for layer in (layer.context for layer in model.model.layers):
-        layer.rotate = partial(rotate, layer.rotate)
+        layer.prepare = partial(prepare, layer.prepare)
 
 
 def load(

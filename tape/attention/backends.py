@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import StaticCache
+from transformers import PretrainedConfig, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
 from tape.attention import cpu, gpu
@@ -33,9 +32,6 @@ from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.scores import masked
 from tape.tensor_validation import refuse_unless
 from tape.validation import suggestion
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 Kernel = Callable[..., Attended]
 
@@ -78,10 +74,8 @@ def sdpa(
     dropout: float,
     needs_lse: bool = False,
 ) -> Attended:
-    """torch's fused kernels, of which none returns the log-sum-exp: with it the scores are computed
-    as by `eager`. `tape.attention.gpu` chooses a kernel on a GPU. On a CPU some inputs have faster
-    paths (`tape.attention.cpu`); others take two calls, because unequal widths fall back to unfused
-    code."""
+    """torch's fused kernels, or `eager` where the log-sum-exp is needed, which they do not return.
+    On a CPU a payload takes a call of its own: unequal widths fall back to unfused code."""
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
     is_causal = mask is None and bool(T > 1)  # the builder leaves causality to us
@@ -136,8 +130,7 @@ KERNELS: dict[str, Kernel] = {
 def kernel_and_mask(
     config: PretrainedConfig, window: int | None, batch: Batch
 ) -> tuple[Kernel, Tensor | BlockMask | None]:
-    """Returns the backend of layers with this window, or with that of the configuration, and their
-    mask (`tape.attention.masks`)."""
+    """Returns the backend and the mask of layers with this window, or the configuration's."""
     implementation, window = config._attn_implementation, window or config.sliding_window
     kernel, mask = KERNELS[implementation], build_mask(config, window, batch)
     if implementation == "flash_attention_2":
@@ -171,13 +164,8 @@ def require(implementation: str, config: PretrainedConfig) -> None:
 
 
 def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel, Tensor | None]:
-    """Returns S2 attention in groups of `group` tokens (`tape.attention.shifted_sparse`),
-    computed by the backend of the configuration, and its mask. It has no backend name of its own,
-    because all named backends compute the same function.
-
-    Raises:
-        ValueError: for an unsupported backend or mask.
-    """
+    """Returns S2 attention in groups of `group` tokens (`tape.attention.shifted_sparse`) by the
+    backend of the configuration, and its mask; refuses unsupported backends and masks."""
     check_backend(config._attn_implementation)
     kernel = partial(shifted_groups, KERNELS[config._attn_implementation], group)
     return kernel, padding(batch.mask, batch.documents)

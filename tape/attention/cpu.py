@@ -107,8 +107,7 @@ def attend(
 def _single_query(
     q: Tensor, k: Tensor, values: Values, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes the softmax unfused: keys and values are read once for values and payload, and once
-    per group of heads."""
+    """Computes the softmax unfused: keys and values are read once per group of heads."""
     (B, H, _, D), K = q.shape, k.shape[1]
     scores = torch.bmm((q * scaling).reshape(B * K, -1, D), k.flatten(0, 1).mT)
     if mask is not None:

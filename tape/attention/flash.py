@@ -39,15 +39,8 @@ class Ragged(NamedTuple):
 
 
 def ragged(mask: Tensor | None, documents: Tensor | None, T: int) -> Ragged | None:
-    """Returns the mask of all layers.
-
-    Args:
-        mask: (B, S), False at padding.
-        documents: (B, T) numbers; None: a row is one.
-
-    Raises:
-        ValueError: for a mask of other dimensions.
-    """
+    """Returns the mask of all layers, from (B, S), False at padding, and numbers of documents (B,
+    T), None if a row is one; refuses masks of other dimensions."""
     if mask is None and documents is None:
         return None
     if mask is not None and mask.ndim != 2:

@@ -1,5 +1,4 @@
-"""torch's FlexAttention as a backend of `tape.attention.backends`: values and payload under one
-softmax."""
+"""torch's FlexAttention as a backend: values and payload under one softmax."""
 
 from __future__ import annotations
 

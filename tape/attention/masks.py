@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import Cache
+from transformers import Cache, PretrainedConfig
 from transformers.masking_utils import and_masks, create_causal_mask
 
 from tape.positions.scores import lookup
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 # (batch, head, query slot, key slot) -> whether they attend; of scalars, or tensors that broadcast.
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -53,8 +50,7 @@ def restrict(
 
 
 def narrowed(mask: Tensor, slots: Tensor, window: int) -> Tensor:
-    """Returns a mask (B|1, 1, T, S) in which a query sees itself and the `window` - 1 tokens before
-    it, of those that it sees in the given one."""
+    """Returns a mask (B|1, 1, T, S) of the last `window` tokens that each query sees in it."""
     count = mask.cumsum(-1)
     own = count.gather(-1, slots[:, None].expand(*count.shape[:-1], 1))
     return mask & (own - count < window)
@@ -114,8 +110,7 @@ def build_mask(
 
 
 def visible_keys(window: int | None, batch: Batch, index: Tensor | None) -> Tensor:
-    """Returns the number of keys that each new token sees, (B|1, T), at least 1. `index` (B, T) is
-    within documents; None without any."""
+    """Returns the number of keys that each token sees, (B|1, T) >= 1; `index` is of documents."""
     mask, slots = batch.mask, batch.slots
     if mask is not None and mask.ndim == 4:
         seen = mask if window is None else narrowed(mask, slots, window)

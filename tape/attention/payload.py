@@ -13,8 +13,7 @@ from torch import Tensor
 
 
 class Values(NamedTuple):
-    """What attention averages. A cache stores values and payload as one tensor, of which `v` and
-    `payload` are views then."""
+    """What attention averages; a cache stores both as one tensor, of which they are views."""
 
     v: Tensor  # (B, K, S, D)
     payload: Tensor | None = None  # (B|1, K|1, S, P)

@@ -60,8 +60,7 @@ def check_groups(model: nn.Module, group: int) -> None:
 
 
 def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:
-    """Returns the mask of `shifted_groups`, (B, T), False at padding; raises a ValueError for other
-    masks, and for documents."""
+    """Returns the mask of `shifted_groups`, (B, T), False at padding; refuses others."""
     if documents is not None:
         raise ValueError(
             "training in shifted groups with document_ids: groups would join documents; give one "
@@ -89,13 +88,8 @@ def shifted_groups(
     dropout: float,
     needs_lse: bool = False,
 ) -> Attended:
-    """Backend of `tape.attention.backends` without a cache: as many queries as keys.
-
-    Args:
-        within: backend within a group, causal without a mask.
-        group: group size in tokens; an even number.
-        mask: None or (B, T), False at padding.
-    """
+    """Backend of `tape.attention.backends` without a cache, by the backend `within` in groups of an
+    even number of tokens; the mask is None or (B, T), False at padding."""
 
     def attend(parts: Parts, size: int) -> Parts:
         """Averages within groups of `size` tokens, counted from the first token."""
@@ -113,12 +107,11 @@ def shifted_groups(
         order = mask.int().argsort(dim=-1, descending=True, stable=True)  # real tokens first
         parts = [_reorder(x, order) for x in parts]
     first, second = zip(*(_halves(x) for x in parts), strict=True)
-    begin, rest = zip(*(_cut(x, group // 2) for x in second), strict=True)
-    shifted = attend(list(begin), group)
-    if rest[0].shape[2]:
-        pairs = zip(shifted, attend(list(rest), group), strict=True)
-        shifted = [torch.cat(pair, dim=2) for pair in pairs]
-    halves = zip(attend(list(first), group), shifted, strict=True)
+    shifted = attend([x[:, :, : group // 2] for x in second], group)
+    if q.shape[2] > group // 2:
+        rest = attend([x[:, :, group // 2 :] for x in second], group)
+        shifted = [torch.cat(pair, dim=2) for pair in zip(shifted, rest, strict=True)]
+    halves = zip(attend(first, group), shifted, strict=True)
     averages = [torch.cat(pair, dim=1) for pair in halves]
     if mask is not None:
         averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
@@ -138,17 +131,12 @@ def _halves(x_BHTC: Tensor) -> tuple[Tensor, Tensor]:
     return x_BHTC.chunk(2, dim=1) if x_BHTC.shape[1] > 1 else (x_BHTC, x_BHTC)
 
 
-def _cut(x_BHTC: Tensor, place: int) -> tuple[Tensor, Tensor]:
-    return x_BHTC[:, :, :place], x_BHTC[:, :, place:]
-
-
 def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:
     return x_BHTC.take_along_dim(order_BT[:, None, :, None], dim=2)
 
 
 def _fold(x_BHTC: Tensor, size: int) -> Tensor:
-    """Folds groups into the batch axis, (B n, H, size, C). The last group is padded at its end,
-    where causal attention does not look."""
+    """Folds groups into the batch, (B n, H, size, C), the last one padded at its end."""
     n = math.ceil(x_BHTC.shape[2] / size)
     x_BHTC = F.pad(x_BHTC, (0, 0, 0, n * size - x_BHTC.shape[2]))
     return x_BHTC.unflatten(2, (n, size)).transpose(1, 2).flatten(0, 1)

@@ -72,11 +72,7 @@ class Method:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Method:
-        """Builds a method from its settings.
-
-        Raises:
-            ValueError: for settings that are unknown, missing or in conflict.
-        """
+        """Builds a method; refuses settings that are unknown, missing or in conflict."""
         settings = {"lora": None} | settings
         if settings["lora"] is not None:
             settings["lora"] = _of_settings("peft.lora", settings["lora"], LoRA)
@@ -161,8 +157,7 @@ def _with_lora(model: TapeForCausalLM, lora: LoRA, base: str, whole: set[str]) -
 
 
 def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
-    """Raises a ValueError unless a run can store its frozen weights this way: None for float32, or
-    "bfloat16". `bf16` is whether it computes in bfloat16."""
+    """Refuses a storage of frozen weights, None or "bfloat16", that a run cannot have."""
     if frozen is None:
         return
     look_up("frozen", frozen, {BFLOAT16: BFLOAT16})
@@ -220,19 +215,14 @@ def describe(model: torch.nn.Module) -> str:
 
 
 def save_configuration(model: PeftModel, folder: Path) -> None:
-    """Adds the decoder's configuration to a saved adapter and removes peft's model card, a template
-    that contains the base model's local path."""
+    """Adds the decoder's configuration to a saved adapter, without peft's card (local paths)."""
     model.config.dtype = torch.float32  # dtype of the trained weights; the base is loaded in it too
     model.config.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
 
 
 def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
-    """Returns the base model with the adapter of a folder merged into its weights.
-
-    Raises:
-        ValueError: if the adapter does not belong to this model.
-    """
+    """Returns the base model with the adapter of a folder, which must be of it, merged."""
     with without_deprecations():
         adapted = PeftModel.from_pretrained(model, folder)
     with safe_open(folder / ADAPTER, framework="pt") as file:

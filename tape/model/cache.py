@@ -17,12 +17,8 @@ from tape.attention.payload import Values
 def cached_extras(
     cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
 ) -> Tensor | None:
-    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width), with the
-    free slots of a static cache at its end; None without cached keys.
-
-    Raises:
-        ValueError: for keys without extras, which are not of this `encoding`.
-    """
+    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width), free slots
+    of a static cache included; None without any. Refuses keys of other encodings."""
     if layer_idx >= len(cache.layers) or not cache.layers[layer_idx].is_initialized:
         return None
     keys, length = cached_keys(cache, layer_idx), cache.get_seq_length(layer_idx)
@@ -40,11 +36,8 @@ def stored(
 ) -> tuple[Tensor, Tensor | None, Values]:
     """Appends new tokens to a cache; returns keys, extras and values of all tokens.
 
-    Extras and payload of a token depend on no later token, so they can be cached. They are stored
-    as more channels of keys and values, which all caches of transformers allow.
-
-    Raises:
-        ValueError: for cached tokens with other channels, which are not of this `encoding`.
+    Extras and payload, which depend on no later token, are stored as more channels of keys and
+    values, which all caches of transformers allow. Refuses cached tokens of other encodings.
     """
     keys = k if extras is None else torch.cat((k, extras), dim=-1)
     all_values = values.concat()

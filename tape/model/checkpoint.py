@@ -38,19 +38,14 @@ def load(
     dtype: torch.dtype | None = None,
     position: str | dict[str, Any] | None = None,
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """Returns `load_model` and its tokenizer. Sampling settings and penalties that a base model may
-    have for generation are reset."""
+    """Returns `load_model`, without a base's settings for generation, and its tokenizer."""
     model = load_model(folder, dtype, position=position)
     model.generation_config = GenerationConfig()
     return model, read_tokenizer(folder)
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer beside a model.
-
-    Raises:
-        ValueError: if there is none, its files are damaged, or its class makes other tokens.
-    """
+    """Returns the tokenizer beside a model; refuses damaged files and classes that differ."""
     for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
         if path.is_file():
             read_object(path)
@@ -89,13 +84,8 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None
 
 
 def read_config(folder: Path, position: str | dict[str, Any] | None = None) -> TapeConfig:
-    """Returns the configuration beside a model, with another encoding or other arguments of its
-    encoding if they are given.
-
-    Raises:
-        ValueError: if there is none, it is neither of a model of ours nor of a Llama, or the
-            encoding does not suit it.
-    """
+    """Returns the configuration beside a model of ours or a Llama, with another encoding or other
+    arguments of its encoding if they are given."""
     path = folder / CONFIG
     if not path.is_file():
         raise ValueError(f"{folder} has no {CONFIG}: give the folder of a trained model")
@@ -242,11 +232,7 @@ def restore(model: TapeForCausalLM | PeftModel, checkpoint: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of a model's weights, or the file of an adapter.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Returns the files of a model's weights, or the file of an adapter; refuses other folders."""
     for name in (WEIGHTS, ADAPTER):
         if (folder / name).is_file():
             return [folder / name]
@@ -286,8 +272,7 @@ def identified(folder: Path) -> dict[str, str]:
 def check_length(
     model: TapeForCausalLM, needed: int, purpose: str, longest: int | None = None
 ) -> None:
-    """Raises a ValueError if the model's encoding has fewer than the `needed` positions, by default
-    one per token."""
+    """Raises a ValueError if the model's encoding has fewer than the `needed` positions."""
     longest = model.base_model.position.max_positions if longest is None else longest
     if longest is not None and needed > longest:
         raise ValueError(

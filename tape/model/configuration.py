@@ -168,11 +168,7 @@ class TapeConfig(LlamaConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        """As in transformers; a Llama configuration is read as a TapeConfig with RoPE.
-
-        Raises:
-            ValueError: if the checkpoint belongs to another family.
-        """
+        """As in transformers; a Llama is read as RoPE's, and other families are refused."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not config_dict:
             raise OSError(f"{pretrained_model_name_or_path} has no config.json, or an empty one")
@@ -227,8 +223,7 @@ def _schedule(saved: dict[str, Any]) -> str:
 
 
 def _ignore_partial_default(llama: dict[str, Any]) -> None:
-    """Removes `partial_rotary_factor` from a Llama's configuration with the default schedule, where
-    transformers' Llama rotates whole heads all the same."""
+    """Drops `partial_rotary_factor` of the default schedule, as transformers' Llama ignores it."""
     if _schedule(llama) == "default":
         for owner in (llama, _rope_of(llama)):
             owner.pop("partial_rotary_factor", None)

@@ -6,13 +6,13 @@ The layers themselves (`tape.model.layer`) know none of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from tape.attention import backends
 from tape.attention.masks import Batch, visible_keys
@@ -20,9 +20,7 @@ from tape.model import indices
 from tape.model.cache import GrowingCache
 from tape.model.documents import check_documents, number_documents
 from tape.positions import Positions, Tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from tape.tensor_validation import refuse_unless
 
 
 class Call(NamedTuple):
@@ -59,20 +57,16 @@ class Inputs(NamedTuple):
 
 
 def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
-    """Prepares a forward pass: embeds its tokens and finds what all layers need.
-
-    Raises:
-        ValueError: for arguments that contradict each other, or that the backend or the encoding
-            does not support.
-    """
-    position, config = model.position, model.config
+    """Prepares a forward pass: embeds its tokens and finds what all layers need; refuses arguments
+    that contradict each other, or that the backend or the encoding does not support."""
+    position, config, steps = model.position, model.config, model.indices_layer
     windows = [layer.context.window for layer in model.layers]
-    count, R = len(windows), config.num_recurrences
-    if count * R != model.indices_layer or config.num_hidden_layers != count:
+    numbers, count = [layer.number for layer in model.layers], config.num_hidden_layers
+    if numbers != [*range(count)] or count * config.num_recurrences != steps:
         raise ValueError(
-            f"{count} layers, with config.num_hidden_layers={config.num_hidden_layers} and "
-            f"num_recurrences={R}, but the model was made for {model.indices_layer} in all: layers "
-            "cannot be added or removed (also not by peft's layer_replication); make a new model"
+            f"layers {str(numbers)[1:-1]}, with config.num_hidden_layers={count}, of a model made "
+            f"for {steps}, recurrences included: layers cannot be added, removed or "
+            "reordered (also not by peft's layer_replication); make a new model"
         )
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
@@ -91,10 +85,11 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         indices.keep_indices(batch.cache, model.indices_layer, cached_indices, x_BTC.shape[1])
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
     layers = []
-    for idx in range(count * R):
-        window, bias, final = windows[idx % count], biases[idx % count], idx == count * R - 1
+    for idx in range(steps):
+        window, bias = windows[idx % count], biases[idx % count]
         tokens = Tokens(positions, bias, batch.real, batch.slots, batch.documents, seen)
-        layers.append(LayerInputs(tokens, *kernels[window], idx, final, visible[window]))
+        found = LayerInputs(tokens, *kernels[window], idx, idx == steps - 1, visible[window])
+        layers.append(found)
     return Inputs(x_BTC, states, layers, batch.cache)
 
 
@@ -127,6 +122,15 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     if mask is not None:
         mask = indices.read_mask(mask, x_BTC, cache, model.training)
         real = indices.real_tokens(mask, slots)
+        if mask.ndim == 4 and model.position.causal:
+            places = torch.arange(mask.shape[-1], device=mask.device)
+            refuse_unless(
+                ~mask | (places <= slots[:, None]),
+                f"position {model.config.position['name']} with a 4-D attention_mask in which a "
+                "query sees later tokens: its scores are defined for earlier tokens only; give a "
+                "causal mask",
+                now=len(slots) > 1 and not model.training,
+            )
     if call.document_ids is not None:
         documents, index = number_documents(call.document_ids, real)
     return Batch(x_BTC, mask, cache, slots, real, documents), index

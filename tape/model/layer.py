@@ -30,8 +30,7 @@ from tape.positions import LayerPosition
 
 
 class RMSNorm(LlamaRMSNorm):
-    """transformers' RMSNorm without rounding float64 to float32; uses torch's fused call where it
-    rounds identically."""
+    """transformers' RMSNorm, by torch's fused call where it rounds alike; float64 stays."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
@@ -128,11 +127,13 @@ class DecoderLayer(GradientCheckpointingLayer):
     it.
 
     Attributes:
+        number: place among the layers; not named layer_idx, which peft writes in copies of layers.
         context: the encoding in this layer; its name is part of the keys of checkpoints.
     """
 
-    def __init__(self, config: TapeConfig, context: LayerPosition):
+    def __init__(self, config: TapeConfig, number: int, context: LayerPosition):
         super().__init__()
+        self.number = number
         self.self_attn = Attention(config)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -147,8 +148,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         inputs: LayerInputs,
         past_key_values: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes x' and e'. The `final` layer returns e as it is: its result would not be
-        used."""
+        """Computes x' and e'; the `final` layer returns e as it is."""
         normed = self.input_layernorm(x_BTC)
         attended, attended_e, _ = self.self_attn(
             normed, e, lambda: self.context, inputs, past_key_values

@@ -49,8 +49,7 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest dtype of the weights: transformers saves it and loads all weights in it, which
-        must not round any."""
+        """The widest dtype of the weights, in which transformers loads them all, none rounded."""
         dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
         return reduce(torch.promote_types, dtypes)
 
@@ -114,8 +113,7 @@ class TapeModel(TapePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = positions.build(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, self.position.layer(layer_idx))
-            for layer_idx in range(config.num_hidden_layers)
+            DecoderLayer(config, n, self.position.layer(n)) for n in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         # The layer of a cache that keeps token indices, after those of all recurrences.

@@ -1,5 +1,4 @@
-"""Abacus embeddings: the place of each digit in its number (McLeish et al. 2024, arXiv
-2405.17399)."""
+"""Abacus: the place of each digit in its number (McLeish et al. 2024, arXiv 2405.17399)."""
 
 from __future__ import annotations
 
@@ -102,6 +101,5 @@ class Abacus(Learned):
         return places
 
     def moves(self, places: Tensor, before: Tensor) -> Tensor:
-        """Returns which tokens the offset moves: digits, but not those of a number that began in
-        the cache."""
+        """Returns which tokens the offset moves: digits, but for numbers begun in the cache."""
         return (places > 0) & (before >= 0)

@@ -1,5 +1,4 @@
-"""BAM, Bayesian attention: a generalised Gaussian prior over distances (Bianchessi et al. 2025,
-arXiv 2505.22842)."""
+"""BAM: a generalised Gaussian prior over distances (Bianchessi et al. 2025, arXiv 2505.22842)."""
 
 from __future__ import annotations
 

@@ -113,8 +113,7 @@ class LayerPosition(PositionModule):
     def bias(
         self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor | None, tokens: Tokens
     ) -> ScoreBias | None:
-        """Returns the bias of all scores, given prepared queries, and all keys with their extras
-        (B, K, S, M)."""
+        """Returns the bias of all scores; extras (B, K, S, M) are those of all keys."""
         return tokens.bias
 
     def payload(self, e: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -150,6 +149,7 @@ class PositionEncoding(PositionModule):
     Attributes:
         backends: attention backends that support this encoding.
         ordered: whether position_ids must increase from token to token.
+        causal: whether scores are defined for earlier tokens only, whatever a mask shows.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
         positive: numeric arguments that must be above zero.
         updates: whether layers update its state.
@@ -160,6 +160,7 @@ class PositionEncoding(PositionModule):
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
     ordered: ClassVar[bool] = True
+    causal: ClassVar[bool] = False
     reads: ClassVar[bool] = False
     updates: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
@@ -208,8 +209,7 @@ class PositionEncoding(PositionModule):
 
     @classmethod
     def check_numbers(cls, owner: str, given: dict[str, Any]) -> None:
-        """Raises a ValueError for a number of another type than the argument's, and for one that is
-        not `positive`. Integers are accepted as floats."""
+        """Raises a ValueError for numbers of another type, and for ones that are not `positive`."""
         for name, hint in cls._types().items():
             kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
             kind, value = kinds[0], given.get(name)
@@ -233,10 +233,8 @@ class PositionEncoding(PositionModule):
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Completes a full set of arguments for a configuration; returns what it saves.
-
-        Override it where a default derives from the configuration, which a checkpoint records as a
-        number, or where a value belongs in a field of the configuration that other tools read."""
+        """Returns the arguments that a configuration saves. Override it for defaults that derive
+        from the configuration, and for values that belong in a field that other tools read."""
         if config.head_dim % 2:
             config.rope_parameters = None  # unused here, and transformers would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
@@ -290,8 +288,7 @@ class PositionEncoding(PositionModule):
         return None
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        """Returns the biases of all layers that depend on positions alone: one shared object, or
-        one per layer if parametrised."""
+        """Returns each layer's bias that depends on positions alone; it may be shared."""
         return [None] * num_layers
 
     def layer(self, layer_idx: int) -> LayerPosition:

@@ -1,5 +1,4 @@
-"""CARoPE: rotations by frequencies that depend on the text (Veisi et al. 2025, arXiv
-2507.23083)."""
+"""CARoPE: rotations by frequencies of the text (Veisi et al. 2025, arXiv 2507.23083)."""
 
 from __future__ import annotations
 

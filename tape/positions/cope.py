@@ -1,5 +1,4 @@
-"""CoPE: contextual positions, which count the tokens that a query selects (Golovneva et al. 2024,
-arXiv 2405.18719)."""
+"""CoPE: counts the tokens that a query selects (Golovneva et al. 2024, arXiv 2405.18719)."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from tape.positions.scores import DENSE_BACKENDS, PairBias, ScoreBias, for_queri
 
 
 def seen_tokens(tokens: Tokens, S: int) -> Tensor:
-    """Returns which tokens are real, and seen by a query by a 4-D mask: broadcasts to (B, 1, T,
-    S)."""
+    """Returns which tokens are real, and seen by a 4-D mask: broadcasts to (B, 1, T, S)."""
     if tokens.seen is not None:
         return tokens.seen[:, None]
     if tokens.real is None:

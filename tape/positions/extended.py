@@ -1,5 +1,4 @@
-"""RoPE for texts longer than those it was trained on, without training: distances between tokens
-are mapped to trained ones (`tape.positions.pieces`)."""
+"""RoPE for longer texts without training: distances are mapped to trained ones."""
 
 from __future__ import annotations
 
@@ -10,16 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, Positions, Prepared, Tokens
-from tape.positions.causal import refuse_later_tokens
+from tape.positions.base import LayerPosition, Positions, Tokens
 from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
 from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
 
 
 class Remapped(PairBias):
-    """The products of queries and keys over sqrt(D), each piece with its rotations. Without queries
-    and keys it is what all layers share."""
+    """The products over sqrt(D), each piece with its rotations; shared by layers if without q."""
 
     replaces_products = True
 
@@ -41,10 +38,6 @@ class Remapped(PairBias):
 
 class ExtendedLayer(LayerPosition):
     """Leaves queries and keys, cached ones too, without rotations: the scores rotate them."""
-
-    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        refuse_later_tokens("extended", tokens, self.training)
-        return q_BHTD, k_BKTD, None
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
         return Remapped(tokens.bias.turns, q_BHTD, k_BKSD)
@@ -68,6 +61,7 @@ class ExtendedRoPE(RoPE):
     """
 
     backends = SCORE_BACKENDS
+    causal = True
 
     method: str = "self_extend"
     # The length to reach is factor L; it determines G or S, and is not saved. 4, of string 1.

@@ -1,5 +1,4 @@
-"""FoPE, Fourier position embedding: rotations by mixtures of frequencies (Hua et al. 2024, arXiv
-2412.17739)."""
+"""FoPE: rotations by mixtures of frequencies (Hua et al. 2024, arXiv 2412.17739)."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from tape.positions.schedules import inverse_frequencies
 
 
 def count_trained(config: PretrainedConfig, length: int) -> int:
-    """Returns how many of RoPE's frequencies, from the first on, turn at least once in `length`
-    tokens."""
+    """Returns how many of RoPE's frequencies turn at least once in `length` tokens."""
     with _disable_current_modes():  # fake tensors have no values
         return int((inverse_frequencies(config)[0] >= 2 * math.pi / length).sum())
 

@@ -1,5 +1,4 @@
-"""FoX, the forgetting transformer: decay that depends on the text (Lin et al. 2025, arXiv
-2503.02130)."""
+"""FoX: decay that depends on the text (Lin et al. 2025, arXiv 2503.02130)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """RoPE with a temperature that reads the text: what TAPE's update after the MLP can do, alone.
 
-That update mixes heads with real numbers that do not depend on the frequency, and all heads start
-with the same phases. So without the average of the state, TAPE is exactly RoPE whose rotated
-queries and keys are multiplied by one real number per token and head (tests/test_properties.py).
-Here a layer reads that number from its own input.
+Without the average of its state, TAPE is exactly RoPE whose queries and keys are multiplied by one
+real number per token and head (tests/test_gain.py); here a layer reads it from its own input.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, Tokens, WideLinear, widen
+from tape.positions.base import LayerPosition, Prepared, Tokens, WideLinear, widen
 from tape.positions.rotary import RoPE, RotaryLayer
 
 
@@ -28,9 +26,10 @@ class GainLayer(RotaryLayer):
     def reset_parameters(self) -> None:
         init.zeros_(self.gain.weight)
 
-    def rotation(self, tokens: Tokens) -> Tensor:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         gain_BKT = 2 * widen(self.gain, tokens.x).sigmoid().mT
-        return tokens.e * gain_BKT[..., None, None]
+        e = tokens.e * gain_BKT[..., None, None]
+        return super().prepare(q_BHTD, k_BKTD, tokens._replace(e=e))
 
 
 class RoPEGain(RoPE):

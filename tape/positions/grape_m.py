@@ -38,8 +38,9 @@ class FrequencyLayer(RotaryLayer):
     def reset_parameters(self) -> None:
         init.zeros_(self.log_ratio)
 
-    def rotation(self, tokens: Tokens) -> Tensor:
-        return self(tokens.positions.query[:, None])
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        e = self(tokens.positions.query[:, None])
+        return super().prepare(q_BHTD, k_BKTD, tokens._replace(e=e))
 
     def forward(self, place_BKT: Tensor) -> Tensor:
         """Returns cosine and sine of the phases, (B|1, K|1, T, 2, F), at these places."""
@@ -72,7 +73,8 @@ class ContextualLayer(FrequencyLayer):
         sums_BKT1 = running_sums(steps_BKT1, tokens)
         rows = len(self.log_ratio)
         e = self(UNIT * (sums_BKT1 - steps_BKT1)[:, :rows, :, 0])
-        return *self.rotate(q_BHTD, k_BKTD, e), split_sums(sums_BKT1, k_BKTD.dtype)
+        q, k, _ = RotaryLayer.prepare(self, q_BHTD, k_BKTD, tokens._replace(e=e))
+        return q, k, split_sums(sums_BKT1, k_BKTD.dtype)
 
 
 class GrapeM(PositionEncoding):

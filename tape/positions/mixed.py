@@ -34,6 +34,7 @@ class Mixed(PositionEncoding):
         self.windows = [entry.get("window") for entry in self.pattern]
         self.entries = nn.ModuleList(positions.build(part) for part in parts)
         self.ordered = any(entry.ordered for entry in self.entries)
+        self.causal = any(entry.causal for entry in self.entries)
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -105,8 +106,7 @@ def checked(entry: str | Mapping[str, Any]) -> Entry:
 def parts_of(
     config: PretrainedConfig, pattern: Sequence[Entry]
 ) -> tuple[list[int], list[PretrainedConfig]]:
-    """Returns the place of each layer's entry among the distinct ones, and for each of these the
-    configuration of a model of its layers alone."""
+    """Returns each layer's place among the distinct entries, and their configurations."""
     layers = [bare(pattern[n % len(pattern)]) for n in range(config.num_hidden_layers)]
     distinct = [entry for n, entry in enumerate(layers) if entry not in layers[:n]]
     parts = [configuration(config, entry, layers.count(entry)) for entry in distinct]

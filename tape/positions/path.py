@@ -1,5 +1,4 @@
-"""PaTH: scores through a product of maps that depend on the text (Yang et al. 2025,
-arXiv 2505.16381)."""
+"""PaTH: scores through products of maps of the text (Yang et al. 2025, arXiv 2505.16381)."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens
-from tape.positions.causal import refuse_later_tokens
 from tape.positions.convolution import Convolution
 from tape.positions.fox import ForgetLayer, Forgetting
 from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
@@ -116,7 +114,6 @@ class PathLayer(LayerPosition):
         self.rank, self.extras_width = rank, D + 1 + rank
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        refuse_later_tokens("path", tokens, self.training)
         past = None if tokens.past is None else tokens.past[..., -self.rank :]
         w, low = self.convolution(tokens.x, k_BKTD, past, tokens)
         w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)
@@ -136,6 +133,7 @@ class PaTH(PositionEncoding):
     W2 W1 x, and beta_t is 2 sigmoid(u . x_t + b). Both belong to key/value heads."""
 
     backends = SCORE_BACKENDS
+    causal = True
     positive = ("rank", "kernel")
 
     rank: int = 32  # of W2 W1

@@ -72,8 +72,7 @@ MOST_TIMES = 1_000_000  # the trained length
 
 
 def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
-    """Returns the settings of a method at training length L, with defaults (`ExtendedRoPE`).
-    Refuses settings of other methods, or out of bounds."""
+    """Returns the settings of a method at training length L, with defaults; refuses others."""
     method, factor = given["method"], given["factor"]
     _, names = look_up("method of position extended", method, METHODS)
     found, owner = {name: given[name] for name in SETTINGS}, f"position extended, method {method}"

@@ -14,13 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import (
-    LayerPosition,
-    PositionEncoding,
-    Tokens,
-    WideLinear,
-    widen,
-)
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
 from tape.positions.rotary import RotaryLayer, waves
 from tape.positions.schedules import frequencies_of, plain_theta
 
@@ -32,15 +26,15 @@ class IndexedLayer(RotaryLayer):
         super().__init__()
         self.theta, self.frequencies = theta, config.head_dim // 2
 
-    def rotation(self, tokens: Tokens) -> Tensor:
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         place_BKT = self.places(tokens)
-        return waves(place_BKT[..., None] * frequencies_of(self.theta, self.frequencies, place_BKT))
+        e = waves(place_BKT[..., None] * frequencies_of(self.theta, self.frequencies, place_BKT))
+        return super().prepare(q_BHTD, k_BKTD, tokens._replace(e=e))
 
     def places(self, tokens: Tokens) -> Tensor:
         """Returns the places of the tokens, (B|1, K|1, T), in at least float32."""
-        return tokens.positions.query[:, None].to(
-            torch.promote_types(tokens.x.dtype, torch.float32)
-        )
+        wide = torch.promote_types(tokens.x.dtype, torch.float32)
+        return tokens.positions.query[:, None].to(wide)
 
 
 class PlacedLayer(IndexedLayer):

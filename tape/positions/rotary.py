@@ -24,8 +24,7 @@ def waves(phases: Tensor) -> Tensor:
 
 
 def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
-    """Multiplies pairs (x_f, x_{f+F}) of the last axis by e_f = (cosine, sine), (.., 2, F), as
-    complex numbers."""
+    """Multiplies pairs (x_f, x_{f+F}) as complex numbers by e_f = (cosine, sine), (.., 2, F)."""
     if x.requires_grad and not is_compiling():
         return _ApplyRotary.apply(x, e)
     return turned(x, *factors(e))
@@ -75,26 +74,18 @@ class _ApplyRotary(torch.autograd.Function):
 
 
 class RotaryLayer(LayerPosition):
-    """Rotates queries and keys by the state."""
+    """Rotates queries and keys by the state, (B|1, K|1, T, 2, F); subclasses replace `tokens.e`."""
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        return *self.rotate(q_BHTD, k_BKTD, self.rotation(tokens)), None
-
-    def rotation(self, tokens: Tokens) -> Tensor:
-        """Returns what queries and keys are rotated by: the state."""
-        return tokens.e
-
-    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotates queries and keys by a state (B|1, K|1, T, 2, F)."""
-        e = e.to(q_BHTD.dtype)
+        e = tokens.e.to(q_BHTD.dtype)
         per_query, (H, K) = e, (q_BHTD.shape[1], k_BKTD.shape[1])
         if e.shape[1] == K < H:  # for the query heads of each key/value head
             per_query = e.repeat_interleave(H // K, dim=1)
         if torch.is_grad_enabled():
-            return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e)
+            return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e), None
         of_keys = factors(e)
         of_queries = of_keys if per_query is e else factors(per_query)
-        return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys)
+        return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys), None
 
 
 class RoPE(PositionEncoding):

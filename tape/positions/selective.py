@@ -1,5 +1,4 @@
-"""Selective RoPE: rotations by angles that depend on the text (Movahedi et al. 2025, arXiv
-2511.17388)."""
+"""Selective RoPE: angles that depend on the text (Movahedi et al. 2025, arXiv 2511.17388)."""
 
 from __future__ import annotations
 

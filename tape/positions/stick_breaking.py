@@ -1,5 +1,4 @@
-"""Stick-breaking attention, which needs neither softmax nor positions (Tan et al. 2024, arXiv
-2410.17980)."""
+"""Stick-breaking attention, without a softmax (Tan et al. 2024, arXiv 2410.17980)."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
-from tape.positions.causal import refuse_later_tokens
 from tape.positions.cope import seen_tokens
 from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
 
@@ -45,7 +43,6 @@ class StickLayer(LayerPosition):
     needs_lse = True
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        refuse_later_tokens("stick_breaking", tokens, self.training)
         return StickScores(q_BHTD, k_BKSD, tokens)
 
     def finish(self, attended_BHTD: Tensor, lse_BHT: Tensor) -> Tensor:
@@ -60,6 +57,7 @@ class StickBreaking(PositionEncoding):
     """
 
     backends = SCORE_BACKENDS
+    causal = True
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

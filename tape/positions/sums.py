@@ -28,9 +28,8 @@ def join_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def running_sums(steps_BKTN: Tensor, tokens: Tokens) -> Tensor:
-    """Returns the sums over each new token and all before it, given the `split_sums` of the cached
-    tokens in `tokens.past`. One sum over all tokens: the parts of a text give the sums of the
-    whole. Nothing is added at padding."""
+    """Returns the sums over each new token and all before it, cached ones included (`split_sums` in
+    `tokens.past`), with nothing added at padding."""
     if tokens.real is not None:
         steps_BKTN = steps_BKTN * tokens.real[:, None, tokens.slots, None]
     if tokens.past is None:
@@ -49,4 +48,5 @@ class SummedRotaryLayer(RotaryLayer):
         """Rotates queries and keys by the sums of the steps up to each token."""
         phases = running_sums(steps_BKTF, tokens)
         kept = split_sums(phases.remainder(2 * math.pi), k_BKTD.dtype)
-        return *self.rotate(q_BHTD, k_BKTD, waves(phases)), kept
+        q, k, _ = RotaryLayer.prepare(self, q_BHTD, k_BKTD, tokens._replace(e=waves(phases)))
+        return q, k, kept

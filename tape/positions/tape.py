@@ -46,8 +46,7 @@ class StateMap(PositionModule):
             init.uniform_(self.weight, -self.bound, self.bound)
 
     def forward(self, dtype: torch.dtype) -> Tensor:
-        """Returns the matrix, or both, in `dtype`: products of several maps are cheaper than maps
-        one after the other."""
+        """Returns the matrix, or both, in `dtype`."""
         return self.weight.to(dtype)
 
 
@@ -127,8 +126,7 @@ class TapeLayer(RotaryLayer):
 
 
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
-    """Computes state (.., B T, M, N) + maps ((2,) M, L) @ x (.., B T, L, N) in one pass over
-    memory."""
+    """Computes state (.., B T, M, N) + maps ((2,) M, L) @ x (.., B T, L, N) in one pass."""
     if maps.ndim == 2:
         return torch.baddbmm(state, maps.expand(len(state), -1, -1), x)
     # baddbmm would copy two expanded sets of maps for each token.

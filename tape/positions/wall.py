@@ -11,7 +11,6 @@ from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
-from tape.positions.causal import refuse_later_tokens
 from tape.positions.fox import ForgetLayer, Forgetting
 from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
 
@@ -83,7 +82,6 @@ class WallLayer(LayerPosition):
         init.constant_(self.gate.bias, self.start)
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        refuse_later_tokens("wall", tokens, self.training)
         steps_BTN = F.logsigmoid(widen(self.gate, tokens.x))
         if tokens.real is not None:  # nothing decays at padding
             steps_BTN = steps_BTN * tokens.real[:, tokens.slots, None]
@@ -100,6 +98,7 @@ class Wall(PositionEncoding):
     is the sum of ln sigmoid(W x_t + b) over t up to i, with D channels for each query head."""
 
     backends = SCORE_BACKENDS
+    causal = True
 
     start: float = 8.0  # b at first; sigmoid(b) is the share that a channel keeps at a token
     scalar: bool = False  # whether FoX's bias is added, which starts alike

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, Positions
+from tape.positions.base import LayerPosition, Positions, Prepared, Tokens
 from tape.positions.rotary import RoPE, RotaryLayer, apply_rotary
 
 
@@ -77,7 +77,7 @@ class XPos(RoPE):
 class XPosLayer(RotaryLayer):
     """Rotates and scales queries, and keys inversely."""
 
-    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        turned, scale = e.split((2, 1), dim=-2)
+    def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
+        turned, scale = tokens.e.split((2, 1), dim=-2)
         grown, shrunk = ((turned * s).to(q_BHTD.dtype) for s in (scale, 1 / scale))
-        return apply_rotary(q_BHTD, grown), apply_rotary(k_BKTD, shrunk)
+        return apply_rotary(q_BHTD, grown), apply_rotary(k_BKTD, shrunk), None
