@@ -35,29 +35,24 @@ LOSSES = {
 }
 
 
+EACH = [(name, n, x) for name, seeds in LOSSES.items() for n, x in enumerate(seeds)]
+
+
 @pytest.fixture
 def runs(tmp_path):
-    return [
-        make_run(tmp_path / f"e_{position}_{seed}", position, seed, losses)
-        for position, seeds in LOSSES.items()
-        for seed, losses in enumerate(seeds)
-    ]
+    return [make_run(tmp_path / f"e_{name}_{n}", name, n, losses) for name, n, losses in EACH]
 
 
 def test_differences_are_those_of_the_statistics(runs):
-    def cells(runs):
-        text = markdown(read(runs, "compare"), "rope")
-        return [line for line in text.splitlines() if "|" in line][-1]
-
-    values = [(row, n, x[2], 1) for row, seeds in LOSSES.items() for n, x in enumerate(seeds)]
+    values = [(name, seed, losses[2], 1) for name, seed, losses in EACH]
     rows = pd.DataFrame(values, columns=["row", "seed", "value", "n"])
     found = differences(rows, "rope").loc["tape"]
-    assert cells(runs) == (
+    assert (
         f"| tape | loss, 32 | {found['mean']:+.4f} ± {found.half_width:.4f} "
         f"| ± {found.pairs_half_width:.4f} | {found.p:.2g} | 0.25 | {found.detectable:.2g} |"
-    )
-    pairs = [runs[0], runs[2], runs[3], runs[5]]
-    assert f"{(1.1 - 4.0 + 1.1 - 4.1) / 2:+.4f} ±" in cells(pairs)
+    ) in markdown(read(runs, "compare"), "rope")
+    pairs = markdown(read([runs[0], runs[2], runs[3], runs[5]], "compare"), "rope")
+    assert f"| loss, 32 | {(1.1 - 4.0 + 1.1 - 4.1) / 2:+.4f} ±" in pairs
     text = markdown(read([runs[0], runs[3]], "compare"), "rope")
     assert "Δ" not in text and "No differences to rope: they need two" in text
 
@@ -71,9 +66,9 @@ def test_the_table_and_the_rows(runs, tmp_path):
     assert sum(line.startswith("|") for line in text.splitlines()) == 4 + 4 + 4  # three tables
     rows = pd.read_csv(out / "results.csv")
     whole = rows[(rows["measure"] == "loss") & rows["first"].isna()]
-    shown = ["encoding", "seed", "length", "n", "unit"]
-    assert len(whole) == 6 * 3 and [*whole[shown].iloc[0]] == ["tape", 0, 8, 700, "nats"]
-    assert whole["value"].iloc[0] == pytest.approx(0.9)
+    shown = ["encoding", "seed", "length", "n", "unit", "value"]
+    expected = ["tape", 0, 8, 700, "nats", pytest.approx(0.9)]
+    assert len(whole) == 6 * 3 and [*whole[shown].iloc[0]] == expected
     measures = {"loss", "training loss", "validation loss", "speed", "peak memory"}
     assert {*rows["measure"]} == measures and (out / "curves.png").stat().st_size > 0
     assert "Δ" not in compare(runs, out, "compare")[0]
@@ -138,10 +133,10 @@ def test_the_context_gain_and_ngram_models_of_the_report(runs, tmp_path):
 def test_context_gain_needs_many_windows(tmp_path, convention, lengths, tokens, shown):
     strides = strides_of(convention, lengths, 16 if convention != "disjoint" else None)
     batches = {length: [] for length in lengths}
-    for length in lengths:
+    for length, found in batches.items():
         for window in windows_of(convention, tokens, length, strides[length]):
             positions = np.array(window.positions)
-            batches[length].append(binned(positions, 1 / (1 + positions)))
+            found.append(binned(positions, 1 / (1 + positions)))
     write(tmp_path / "perplexity.csv", dict.fromkeys(ABOUT, convention), batches)
     found = context_gain(read_evaluation(tmp_path).rows, 32)
     early, late = (np.mean(1 / (1 + np.arange(*part))) for part in ((2, 8), (16, 32)))

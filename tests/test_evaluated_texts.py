@@ -5,43 +5,42 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
-from conftest import VOCABULARY, make_config, perturb
+from conftest import VOCABULARY, make_model
 from test_perplexity import evaluate, table, write_ids
 
-from tape import TapeForCausalLM
 from tape.data import TextCorpus, load_tokenizer, tokenize_corpus, train_tokenizer
 from tape.evaluation.texts import open_text
 
 
-def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, cache, monkeypatch):
+    """A run with a vocabulary of 300."""
     monkeypatch.setenv("TAPE_CACHE", str(cache))
+    make_model("rope", vocab_size=300).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "run.json").write_text("{}")
+    return tmp_path / "model"
+
+
+def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, folder, tmp_path):
     corpus = TextCorpus(text)
     tokenizer = train_tokenizer(corpus, 300, cache)
-    torch.manual_seed(0)
-    folder = tmp_path / "model"
-    perturb(TapeForCausalLM(make_config("rope", vocab_size=300))).save_pretrained(folder)
-    (folder / "run.json").write_text("{}")
     with pytest.raises(ValueError, match="neither a folder with a tokenizer"):
         evaluate(folder, "text", "--files", str(text))
     tokenizer.save_pretrained(folder)
-    evaluate(folder, "text", "--files", str(text), "--lengths", "64", "--stride", "60")
+    given = ("--lengths", "64", "--stride", "60")
+    evaluate(folder, "text", "--files", str(text), *given)
     stream = tokenize_corpus(corpus, "validation", tokenizer, cache)
-    write_ids(tmp_path / "copy.bin", stream.tokens)
-    evaluate(folder, tmp_path / "copy.bin", "--lengths", "64", "--stride", "60")
+    evaluate(folder, write_ids(tmp_path / "copy.bin", stream.tokens), *given)
     first, second = table(folder / "perplexity.csv")
     assert int(first["tokens"]) == len(stream) - 1
     assert (first["data"], second["data"]) == ("text (validation)", "copy.bin")
     assert first | {"data": second["data"]} == second  # the same ids have the same hash
 
 
-def test_a_text_of_ones_own_is_scored_whole_if_asked(tmp_path, cache, monkeypatch):
+def test_a_text_of_ones_own_is_scored_whole_if_asked(folder, tmp_path, cache):
     """Only then: it may be the text that the model was trained on."""
-    monkeypatch.setenv("TAPE_CACHE", str(cache))
-    text, folder = tmp_path / "own.jsonl", tmp_path / "model"
+    text = tmp_path / "own.jsonl"
     text.write_text(json.dumps({"text": "a sheep and a goat. " * 60}) + "\n")
-    perturb(TapeForCausalLM(make_config("rope", vocab_size=258))).save_pretrained(folder)
-    (folder / "run.json").write_text("{}")
     train_tokenizer(TextCorpus(text), 258, cache).save_pretrained(folder)
     given = ("--files", str(text), "--lengths", "64", "--stride", "60")
     with pytest.raises(ValueError, match=r"no documents; --whole scores all of --files"):
@@ -82,13 +81,11 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
     words = f"data.files={own}", "data.validation_fraction=0.2"
     run = run_quick(*words, folder=tmp_path / "run")
     text = open_text("run", None, run, tmp_path)
-    settings = json.loads((run / "trained.json").read_text())["data"]
-    files, share = settings["files"], settings["validation_fraction"]
-    corpus = TextCorpus(files, validation_fraction=share)
+    corpus = TextCorpus(own, validation_fraction=0.2)
     stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(run)), tmp_path)
-    assert text.name == "text (validation)" and share == 0.2
+    assert text.name == "text (validation)"
     np.testing.assert_array_equal(text.tokens, stream.tokens)
-    usual = open_text("text", [files], run, tmp_path)
+    usual = open_text("text", [str(own)], run, tmp_path)
     assert usual.fingerprint() != text.fingerprint()
     with own.open("a") as file:
         file.write(own.read_text().splitlines()[0] + "\n")
@@ -97,19 +94,16 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
         open_text("run", None, run, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("recorded", "message"),
-    [
-        (None, "run has no trained.json; give the text's name or file"),
-        ({"_target_": "arithmetic.problems.Problems"}, "run was not trained on a text"),
-        ({"_target_": "tape.data.tokenize_corpus"}, "run was not trained on a text"),
-        ({"files": "a"}, "trained.json"),
-    ],
-)
-def test_a_run_that_names_no_text_is_refused(recorded, message, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    if recorded is not None:
-        (run / "trained.json").write_text(json.dumps({"data": recorded}))
-    with pytest.raises(ValueError, match=message):
-        open_text("run", None, run, tmp_path)
+def test_a_run_that_names_no_text_is_refused(tmp_path):
+    def refused(message):
+        with pytest.raises(ValueError, match=message):
+            open_text("run", None, tmp_path, tmp_path)
+
+    refused(r"has no trained\.json; give the text's name or file")
+    for recorded, message in (
+        ({"_target_": "arithmetic.problems.Problems"}, "was not trained on a text"),
+        ({"_target_": "tape.data.tokenize_corpus"}, "was not trained on a text"),
+        ({"files": "a"}, "trained.json is damaged"),
+    ):
+        (tmp_path / "trained.json").write_text(json.dumps({"data": recorded}))
+        refused(message)

@@ -9,6 +9,7 @@ import torch
 from conftest import make_model
 from lm_eval.api.instance import Instance
 from test_scrolls import byte_tokenizer
+from test_stability import make_folder
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -64,13 +65,14 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TAPE_CACHE", str(tmp_path / "cache"))
 
 
-def make_folder(folder, position="tape"):
-    tokenizer = byte_tokenizer()
-    model = make_model(position, vocab_size=len(tokenizer), max_position_embeddings=64)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "run.json").write_text("{}")
-    return folder
+@pytest.fixture
+def run(tmp_path):
+    def run(position="tape"):
+        folder = make_folder(tmp_path / "model", position, max_position_embeddings=64)
+        (folder / "run.json").write_text("{}")
+        return folder
+
+    return run
 
 
 def ask(folder, tasks, names, *given):
@@ -103,8 +105,8 @@ def right(folder):
 
 
 @pytest.mark.parametrize("position", ["tape", "fire"])
-def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
-    folder = make_folder(tmp_path / "model", position)
+def test_likelihoods_are_those_of_a_loop(position, tasks, run):
+    folder = run(position)
     found = ask(folder, tasks, "sums")
     assert found["num_fewshot"] == 0 and found["max_length"] == 64
     assert found["versions"]["sums"] == 3 and found["n-samples"]["sums"]["effective"] == 12
@@ -112,8 +114,8 @@ def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
     assert shares == pytest.approx(right(folder)) and 0 < shares[0] < 1
 
 
-def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatch):
-    folder = make_folder(tmp_path / "model")
+def test_answers_that_were_given_are_not_asked_again(tasks, run, monkeypatch):
+    folder = run()
     first = ask(folder, tasks, "sums,spoken")
     monkeypatch.setattr(TapeForCausalLM, "forward", None)
     assert ask(folder, tasks, "sums,spoken") == first
@@ -121,14 +123,11 @@ def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatc
         ask(folder, tasks, "sums", "--dtype", "bfloat16")
 
 
-def asked(kind, arguments):
-    return [Instance(kind, doc={}, arguments=each, idx=n) for n, each in enumerate(arguments)]
-
-
-def harness(model, tokenizer, batch_size=1):
-    return Harness(
-        model, tokenizer=tokenizer, batch_size=batch_size, max_length=64, **entry.PRECISE
-    )
+def answers(kind, model, tokenizer, requests, batch_size=1):
+    how = {"batch_size": batch_size, "max_length": 64}
+    harness = Harness(model, tokenizer=tokenizer, **how, **entry.PRECISE)
+    asked = [Instance(kind, doc={}, arguments=each, idx=n) for n, each in enumerate(requests)]
+    return getattr(harness, kind)(asked, disable_tqdm=True)
 
 
 @torch.no_grad()
@@ -140,7 +139,7 @@ def most_likely(model, ids, count):
     return ids[-count:]
 
 
-def test_an_answer_ends_with_its_own_eos(tasks):
+def test_an_answer_ends_with_its_own_eos():
     """Also where other answers of a batch go on."""
     tokenizer = byte_tokenizer()
     model = make_model("tape", vocab_size=len(tokenizer), max_position_embeddings=64)
@@ -152,15 +151,11 @@ def test_an_answer_ends_with_its_own_eos(tasks):
     whole = [most_likely(model, each, 6) for each in ids]
     ends = [each.index(eos) if eos in each else len(each) for each in whole]
     assert len({*ends}) > 1
+    texts = [ids[:end] for ids, end in zip(whole, ends, strict=True)]
+    texts = tokenizer.batch_decode(texts, skip_special_tokens=True)
     requests = [(prompt, {"until": [], "max_gen_toks": 6}) for prompt in prompts]
     for batch_size in (1, 4):
-        found = harness(model, tokenizer, batch_size).generate_until(
-            asked("generate_until", requests), disable_tqdm=True
-        )
-        assert found == [
-            tokenizer.decode(ids[:end], skip_special_tokens=True)
-            for ids, end in zip(whole, ends, strict=True)
-        ]
+        assert answers("generate_until", model, tokenizer, requests, batch_size) == texts
 
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
@@ -174,20 +169,19 @@ def test_single_likelihoods(kind):
     prompt, answer = "Where was", " the heron seen, and by whom"
     ids = tokenizer(prompt + answer)["input_ids"]
     begin = 1 if whole else len(tokenizer(prompt)["input_ids"])
-    request = asked(kind, [(prompt + answer,) if whole else (prompt, answer)])
-    (found,) = getattr(harness(model, tokenizer), kind)(request, disable_tqdm=True)
+    request = (prompt + answer,) if whole else (prompt, answer)
+    (found,) = answers(kind, model, tokenizer, [request])
     value = found if whole else found[0]
     assert value == pytest.approx(log_likelihood(model, ids, begin), rel=1e-5)
 
 
-def test_random_positions_are_drawn_for_the_longest(tasks, tmp_path):
+def test_random_positions_are_drawn_for_the_longest(tasks, run):
     """Whatever else is in a batch; RandPE would refuse what goes beyond its draw."""
-    folder = make_folder(tmp_path / "model", {"name": "randpe", "eval_length": 20})
-    assert ask(folder, tasks, "spoken")["results"]
+    assert ask(run({"name": "randpe", "eval_length": 20}), tasks, "spoken")["results"]
 
 
-def test_an_extended_model_has_a_file_of_its_own(tasks, tmp_path):
-    folder = make_folder(tmp_path / "model", "rope")
+def test_an_extended_model_has_a_file_of_its_own(tasks, run):
+    folder = run("rope")
     plain, extended = ask(folder, tasks, "sums"), ask(folder, tasks, "sums", "--extend", "rerope")
     assert plain["position"] is None and extended["position"]["method"] == "rerope"
     assert len([*(folder / "lm_eval").iterdir()]) == 2
@@ -206,15 +200,15 @@ LONGER = r"a prompt and its answer have \d\d tokens, more than --max_length "
         (("babilong_qa1", "--lengths", "33"), "BABILong takes one multiple of 1,024"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):
-    folder = make_folder(tmp_path / "model")
+def test_what_cannot_be_asked_is_refused(given, message, tasks, run):
+    folder = run()
     with pytest.raises(ValueError, match=message):
         ask(folder, tasks, *given)
     assert not (folder / "lm_eval").exists()
 
 
-def test_a_tokenizer_with_code_is_refused(tasks, tmp_path):
-    folder = make_folder(tmp_path / "model")
+def test_a_tokenizer_with_code_is_refused(tasks, run):
+    folder = run()
     path = folder / entry.TOKENIZER
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
     with pytest.raises(ValueError, match="requires custom code"):
@@ -222,15 +216,14 @@ def test_a_tokenizer_with_code_is_refused(tasks, tmp_path):
 
 
 @pytest.mark.slow  # reads thousands of files
-def test_six_tasks_of_ruler_need_no_network(tmp_path, monkeypatch):
+def test_six_tasks_of_ruler_need_no_network(run, monkeypatch):
     page = (Path(entry.__file__).parents[2] / "docs" / "zero_shot.md").read_text()
     (names,) = re.findall(r"--tasks (niah_[\w,]+)", page)
     words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
-    folder = make_folder(tmp_path / "model", "rope")
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
-    ).save_pretrained(folder)
+    folder, special = run("rope"), {"eos_token": "</s>", "pad_token": "</s>"}
+    words = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", **special)
+    words.save_pretrained(folder)
     monkeypatch.setattr("datasets.load_dataset", None)
     given = ["--model", str(folder), "--lengths", "1024", "--max_length", "1400", "--limit", "1"]
     found = entry.run(parsers.lm_eval([*given, "--tasks", names]))

@@ -1,6 +1,5 @@
 """Perplexity: losses against a loop over tokens, and the command around them."""
 
-import csv
 import json
 import math
 import re
@@ -9,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import VOCABULARY, make_model, random_tokens
@@ -27,37 +27,23 @@ from tape.runs import folder as runs
 
 PG19 = "../data/pg19_test.bin"
 TOKENS = 70
-
-
-def make_folder(folder, position="tape", seed=0):
-    """A model that is no run."""
-    make_model(position, seed=seed).save_pretrained(folder)
-    return folder
+IDS = random_tokens(1, TOKENS)[0].tolist()
 
 
 def make_run(folder, position="tape", seed=0):
-    make_folder(folder, position, seed)
+    make_model(position, seed=seed).save_pretrained(folder)
     (folder / "run.json").write_text("{}")
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("models") / "llama_tape")
+@pytest.fixture
+def folder(tmp_path):
+    return make_run(tmp_path / "llama_tape")
 
 
 @pytest.fixture
-def folder(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "llama_tape")
-
-
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory):
-    return write_ids(tmp_path_factory.mktemp("data") / "pile.bin", ids(TOKENS))
-
-
-def ids(count):
-    return random_tokens(1, count)[0].tolist()
+def text_file(tmp_path):
+    return write_ids(tmp_path / "pile.bin", IDS)
 
 
 def write_ids(path, tokens):
@@ -67,10 +53,9 @@ def write_ids(path, tokens):
 
 def options(folder, data, *given):
     """Those of the command for a few short windows, and whatever else is given."""
-    short = [] if "--lengths" in given else ["--lengths", "16", "32"]
-    stride = [] if "--stride" in given or "disjoint" in given else ["--stride", "5"]
-    small = [] if "--batch_tokens" in given else ["--batch_tokens", "70"]
-    return ["--model", str(folder), "--data", str(data), *short, *stride, *small, *given]
+    short = ["--lengths", "16", "32", "--batch_tokens", "70"]
+    stride = [] if "disjoint" in given else ["--stride", "5"]
+    return ["--model", str(folder), "--data", str(data), *short, *stride, *given]
 
 
 def evaluate(folder, data, *given):
@@ -78,8 +63,7 @@ def evaluate(folder, data, *given):
 
 
 def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
 
 
 # ---- losses
@@ -94,26 +78,18 @@ def loss_of(model, tokens, start, target, length):
 
 def by_a_loop(model, tokens, convention, length, stride):
     """The number of scored tokens and their loss, from the definition of the convention."""
-
-    def loss(start, target):
-        return loss_of(model, tokens, start, target, length)
-
     count = len(tokens)
-    if convention == "sliding":
-        found = []
-        for target in range(1, count):
-            start = 0
-            while start + length <= target:  # the first window that has it
-                start += stride
-            found.append(loss(start, target))
-        return len(found), sum(found) / len(found)
-    starts = range(0, count - length, stride)
-    if convention == "disjoint":
-        starts = [start for start in range(0, count, length) if start + length <= count]
-    windows = [[loss(start, start + k) for k in range(1, length)] for start in starts]
-    if convention == "longlora":
-        windows.pop()
-    return sum(map(len, windows)), np.mean(windows)
+    if convention == "sliding":  # the first window that has a token
+        firsts = [next(s for s in range(0, t + 1, stride) if t < s + length) for t in range(count)]
+        places = [*enumerate(firsts)][1:]
+    else:
+        last = count - length if convention == "disjoint" else count - length - 1
+        starts = [*range(0, last + 1, stride)]
+        if convention == "longlora":
+            starts.pop()
+        places = [(start + k, start) for start in starts for k in range(1, length)]
+    losses = [loss_of(model, tokens, start, target, length) for target, start in places]
+    return len(losses), np.mean(losses)
 
 
 @pytest.mark.parametrize("position", ["tape", "randpe"])
@@ -134,14 +110,14 @@ def test_a_convention_equals_a_loop(convention, given, position, text_file, tmp_
     assert [row["length"] for row in rows] == ["16", "32"]
     for row in rows:
         stride, length = int(row["stride"] or row["length"]), int(row["length"])
-        tokens, nll = by_a_loop(model, ids(TOKENS), convention, length, stride)
+        tokens, nll = by_a_loop(model, IDS, convention, length, stride)
         assert int(row["tokens"]) == tokens and row["convention"] == convention
         assert float(row["nll"]) == pytest.approx(nll, rel=1e-5)
         assert float(row["perplexity"]) == pytest.approx(math.exp(nll), rel=1e-5)
 
 
 def test_logits_are_made_in_parts_and_for_scored_tokens_only(monkeypatch):
-    model, tokens = make_model("tape", dtype=torch.float64), np.array(ids(TOKENS))
+    model, tokens = make_model("tape", dtype=torch.float64), np.array(IDS)
     batches = batches_of(windows_of("sliding", TOKENS, 32, 5), 32, 3 * 32)
     whole = np.concatenate([losses(model, tokens, batch) for batch in batches])
     sizes = []
@@ -154,7 +130,7 @@ def test_logits_are_made_in_parts_and_for_scored_tokens_only(monkeypatch):
 
 def test_a_sample_equals_a_loop():
     """What the report of a run gives."""
-    model, tokens = make_model("randpe"), ids(200)
+    model, tokens = make_model("randpe"), random_tokens(1, 200)[0].tolist()
     for length in (16, 32):
         windows = spread(len(tokens), length, 32, 5, 60)
         found = perplexity(model, np.array(tokens, dtype=np.uint16), windows, length)
@@ -168,14 +144,16 @@ def test_a_sample_equals_a_loop():
 def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
     """Results of a model that is no run go to output/, unless a folder there is another's."""
     monkeypatch.chdir(tmp_path)
-    base, out = make_folder(tmp_path / "bases" / "llama", "rope"), Path("output", "llama")
-    given = ["--model", str(base)]
-    assert parsers.perplexity([*given, "--data", "local"]).out == out / "perplexity.csv"
-    make_folder(out)
-    with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
-        parsers.perplexity([*given, "--data", "local"])
+    base, out = tmp_path / "bases" / "llama", Path("output", "llama")
     run = make_run(tmp_path / "run")
-    for folder in (run, make_folder(run / "checkpoint-4"), out):
+    shutil.copytree(run, run / "checkpoint-4", ignore=lambda *_: ["run.json"])
+    shutil.copytree(run / "checkpoint-4", base)
+    given = ["--model", str(base), "--data", "local"]
+    assert parsers.perplexity(given).out == out / "perplexity.csv"
+    shutil.copytree(base, out)
+    with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
+        parsers.perplexity(given)
+    for folder in (run, run / "checkpoint-4", out):
         assert runs.folder_for_results(folder) == folder
 
 
@@ -213,9 +191,9 @@ def results(folder):
     return table(folder / "perplexity.csv") + table(folder / "perplexity_by_position.csv")
 
 
-def test_shards_equal_one(folder, trained, text_file, tmp_path):
+def test_shards_equal_one(folder, text_file, tmp_path):
+    shared = shutil.copytree(folder, tmp_path / "shared" / "llama_tape")
     evaluate(folder, text_file)
-    shared = shutil.copytree(trained, tmp_path / "shared" / "llama_tape")
     with pytest.raises(Incomplete, match=r"batches are missing.* a shard not started"):
         evaluate(shared, text_file, "--shard", "2/2")
     assert not (shared / "perplexity.csv").exists()
@@ -231,7 +209,7 @@ def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):
         evaluate(folder, text_file)
     assert results(folder) == before  # rows took the place of their like
     evaluate(folder, text_file, "--lengths", "24", "--dtype", "bfloat16")
-    evaluate(make_folder(folder, seed=1), text_file)  # other weights, beside the old ones
+    evaluate(make_run(folder, seed=1), text_file)  # other weights, beside the old ones
     rows = table(folder / "perplexity.csv")
     assert [row["length"] for row in rows] == ["16", "32", "24", "16", "32"]
     assert [row["dtype"] for row in rows][1:3] == ["float32", "bfloat16"]
@@ -260,8 +238,8 @@ def test_losses_by_position_add_up(folder, text_file):
         assert tokens == [windows * (last - first + 1) for first, last in edges]
         total = sum(n * float(bin["nll"]) for n, bin in zip(tokens, bins, strict=True))
         assert total / sum(tokens) == pytest.approx(float(row["nll"]), rel=1e-9)
-    model, tokens = TapeForCausalLM.from_pretrained(folder).eval(), ids(TOKENS)
-    third = [loss_of(model, tokens, start, start + 3, 32) for start in range(0, TOKENS - 32, 9)]
+    model = TapeForCausalLM.from_pretrained(folder).eval()
+    third = [loss_of(model, IDS, start, start + 3, 32) for start in range(0, TOKENS - 32, 9)]
     assert float(bins[2]["nll"]) == pytest.approx(np.mean(third), rel=1e-5)
 
 

@@ -1,6 +1,7 @@
 """Prompts of pass keys: exact lengths and depths, the original's, and those that are trained on."""
 
 import re
+import string
 from collections import Counter
 
 import numpy as np
@@ -23,43 +24,34 @@ from tape.tasks.passkey.sequences import (
 WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
 
 
+def trained(tokenizer, texts, size, alphabet, **special):
+    names = {"show_progress": False, "special_tokens": [*special.values()]}
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, **names)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
 def byte_level():
     """Words in several tokens, digits in groups, nothing before the text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator([*WORDS, *map(str, range(100, 400))], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    texts = [*WORDS, *map(str, range(100, 400))]
+    return trained(tokenizer, texts, 300, pre.ByteLevel.alphabet(), eos_token="</s>")
 
 
 def llama_like():
     """As Llama's: spaces belong to words, a token per digit, BOS before the text."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre.Split(Regex(r"\d|\n|▁?[^▁\d\n]+|▁"), "isolated")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=special,
-        initial_alphabet=["▁", "\n", *"0123456789", *"abcdefghijklmnopqrstuvwxyzTIFRHW.?"],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(WORDS, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    alphabet = ["▁", "\n", *string.digits, *string.ascii_lowercase, *"TIFRHW.?"]
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return trained(tokenizer, WORDS, 500, alphabet, **special)
 
 
 TOKENIZERS = {
@@ -67,9 +59,7 @@ TOKENIZERS = {
     "byte_level": (BENCHMARK, byte_level()),
     "llama_like": (BENCHMARK, llama_like()),
 }
-each_text = pytest.mark.parametrize(
-    ("text", "tokenizer"), TOKENIZERS.values(), ids=TOKENIZERS.keys()
-)
+each_text = pytest.mark.parametrize(("text", "tokenizer"), TOKENIZERS.values(), ids=TOKENIZERS)
 
 
 @each_text
@@ -85,10 +75,7 @@ def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokeni
         assert not re.search(r"\d", before + after)
         assert before.startswith(text.description) and after.endswith(question)
         garbage = before.removeprefix(text.description), after.removesuffix(question)
-        tokens = [
-            len(tokenizer(part.strip("\n").rstrip(), add_special_tokens=False)["input_ids"])
-            for part in garbage
-        ]
+        tokens = [len(tokenizer.tokenize(part.strip("\n").rstrip())) for part in garbage]
         assert tokens[0] / sum(tokens) == pytest.approx(depth, abs=0.03)
 
 
@@ -117,19 +104,19 @@ def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
 
 def test_the_original_rule():
     """Of 1,000 tokens: 3,750 characters, rounded down to 3 x 1,024."""
-    filler = (
-        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-    )
+    filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. "
+    filler = (filler + "There and back again. ") * 40
     for seed in range(5):
         np.random.seed(seed)
         before, key = np.random.randint(0, 3072), np.random.randint(1, 50000)
-        lines = original_prompt(1000, seed).text.split("\n")
-        assert len(lines) == 5 and lines[0] == BENCHMARK.description
-        assert lines[1] == " ".join([filler] * 40)[:before]
-        assert lines[2] == f"The pass key is {key}. Remember it. {key} is the pass key."
-        assert lines[3] == " ".join([filler] * 40)[: 3072 - before]
-        assert lines[4] == "What is the pass key? The pass key is"
-        assert original_prompt(1000, seed).values == (str(key),)
+        prompt = original_prompt(1000, seed)
+        assert prompt.values == (str(key),) and prompt.text.split("\n") == [
+            BENCHMARK.description,
+            filler[:before],
+            f"The pass key is {key}. Remember it. {key} is the pass key.",
+            filler[: 3072 - before],
+            "What is the pass key? The pass key is",
+        ]
     with pytest.raises(ValueError, match="no garbage to prompts of 273 tokens"):
         original_prompt(273, 0)
     assert len(original_prompt(274, 0).text) > 1024

@@ -1,6 +1,7 @@
 """Interventions on TAPE's state are what they are said to be, and phases equal loops."""
 
 import cmath
+from itertools import product
 
 import pandas as pd
 import pytest
@@ -13,24 +14,17 @@ from tape.analysis.inside import look_inside
 from tape.analysis.state import INTERVENTIONS, intervene, losses_of, phase_by_distance
 from tape.positions.rotary import RotaryLayer
 
+IDS = random_tokens(2, 20)
 
-def logits(model, ids):
+
+def logits(model, ids=IDS):
     with torch.no_grad():
         return model(ids).logits
 
 
-def changed(name, **changes):
-    model = make_model("tape", num_hidden_layers=3, **changes)
+def changed(name):
+    model = make_model("tape")
     intervene(model, name)
-    return model
-
-
-def without(*names):
-    """TAPE with these of its maps at zero."""
-    model = make_model("tape", num_hidden_layers=3)
-    for name, parameter in model.named_parameters():
-        if any(f".context.{part}." in name for part in names):
-            torch.nn.init.zeros_(parameter)
     return model
 
 
@@ -43,17 +37,19 @@ def without(*names):
     ],
 )
 def test_updates_that_are_left_out_equal_maps_of_zero(name, zeros):
-    ids = random_tokens(2, 20)
-    expected = logits(without(*zeros), ids)
-    torch.testing.assert_close(logits(changed(name), ids), expected)
-    assert (expected - logits(make_model("tape", num_hidden_layers=3), ids)).abs().max() > 1e-4
+    model = make_model("tape")
+    before = logits(model)
+    for parameter_name, parameter in model.named_parameters():
+        if any(f".context.{part}." in parameter_name for part in zeros):
+            torch.nn.init.zeros_(parameter)
+    torch.testing.assert_close(logits(changed(name)), expected := logits(model))
+    assert (expected - before).abs().max() > 1e-4
 
 
 def test_the_initial_state_is_ropes():
-    ids = random_tokens(2, 20)
-    rope, tape = make_model("rope", num_hidden_layers=3), changed("initial")
+    rope, tape = make_model("rope"), changed("initial")
     rope.load_state_dict(tape.state_dict(), strict=False)
-    torch.testing.assert_close(logits(tape, ids), logits(rope, ids))
+    torch.testing.assert_close(logits(tape), logits(rope))
 
 
 @pytest.mark.parametrize(
@@ -73,11 +69,10 @@ def test_queries_and_keys_are_rotated_by_the_changed_state(name, change, monkeyp
         return q, k
 
     monkeypatch.setattr(RotaryLayer, "rotate", record)
-    ids = random_tokens(2, 12)
-    logits(make_model("tape", num_hidden_layers=3), ids)
+    logits(make_model("tape"))
     expected = [change(e, used[0]) if len(e) > 1 else e for e in used]
     used.clear()
-    logits(changed(name), ids)
+    logits(changed(name))
     assert len(used) == len(expected) == 3
     for found, e in zip(used, expected, strict=True):
         torch.testing.assert_close(found, e)
@@ -90,14 +85,13 @@ def test_phases_by_distance_equal_loops():
     found = phase_by_distance(states[1], states[0])
     for distance in range(T):
         shifts = []
-        for head in e:
-            for i in range(max(distance, T // 2), T):
-                for f in range(e.shape[-1]):
-                    own, rope = (
-                        complex(*x[i, :, f]) * complex(*x[i - distance, :, f]).conjugate()
-                        for x in (head, first[0])
-                    )
-                    shifts.append(abs(cmath.phase(own / rope)))
+        places = product(e, range(max(distance, T // 2), T), range(e.shape[-1]))
+        for head, i, f in places:
+            own, rope = (
+                complex(*x[i, :, f]) * complex(*x[i - distance, :, f]).conjugate()
+                for x in (head, first[0])
+            )
+            shifts.append(abs(cmath.phase(own / rope)))
         assert found[distance].item() == pytest.approx(sum(shifts) / len(shifts), abs=1e-6)
 
 
@@ -114,9 +108,9 @@ def test_models_without_an_update_and_unknown_names_are_refused():
 
 
 def test_losses_are_those_of_the_second_half():
-    model, ids = make_model("tape"), random_tokens(2, 20)
-    expected = -logits(model, ids)[:, 9:-1].log_softmax(-1).gather(-1, ids[:, 10:, None])[..., 0]
-    torch.testing.assert_close(losses_of(model, ids), expected)
+    model = make_model("tape")
+    expected = -logits(model)[:, 9:-1].log_softmax(-1).gather(-1, IDS[:, 10:, None])[..., 0]
+    torch.testing.assert_close(losses_of(model, IDS), expected)
 
 
 @pytest.mark.usefixtures("undrawn")
