@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from itertools import product
 
 import pytest
 from conftest import composed
@@ -67,22 +68,18 @@ def test_the_picture_names_all_and_draws_what_was_measured(runs):
     assert len(curves(only_keys).axes) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"length": 16}, "trained with different settings: length: 32 -> 16;"),
-        ({"base_weights": "a"}, f"trained with different settings: base_weights: {BASE} -> a;"),
-        ({"asked": {"stride": 5}}, "evaluated with different settings: stride: 4 -> 5"),
-        ({"asked": {"data_hash": "e"}}, "evaluated with different settings: data_hash: d -> e"),
-        ({"perplexities": {8: 30.0}}, r"evaluated .*: lengths: \[8, 32\] -> \[8\]"),
-    ],
-)
-def test_what_was_trained_or_measured_otherwise_is_refused_by_name(
-    runs, tmp_path, changes, message
-):
-    runs.append(make_run(tmp_path / "other", "ft", **({"perplexities": AT} | changes)))
-    with pytest.raises(ValueError, match=f"/.* and .*other were {message}"):
-        read(runs, "extend")
+def test_what_was_trained_or_measured_otherwise_is_refused(runs, tmp_path):
+    def refused(message, perplexities=AT, **changes):
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        other = make_run(tmp_path / "other", "ft", 0, perplexities, **changes)
+        with pytest.raises(ValueError, match=f"/.* and .*other were {message}"):
+            read([*runs, other], "extend")
+
+    refused("trained with different settings: length: 32 -> 16;", length=16)
+    refused(f"trained .* base_weights: {BASE} -> a;", base_weights="a")
+    refused("evaluated with different settings: stride: 4 -> 5", asked={"stride": 5})
+    refused("evaluated with different settings: data_hash: d -> e", asked={"data_hash": "e"})
+    refused(r"evaluated .*: lengths: \[8, 32\] -> \[8\]", {8: 30.0})
 
 
 def test_two_measurements_are_not_one(runs, tmp_path):
@@ -123,11 +120,10 @@ def test_each_seed_may_have_a_base_of_its_own(tmp_path):
     """By hand: 12 and 14 of 20 have mean 65 %; Student's t for one degree of freedom is 12.706, and
     12.706 * 7.071 / sqrt(2) = 63.5."""
     runs = []
-    for seed, right in enumerate((2, 4)):
+    for seed, method in product((0, 1), ("lora", "adape")):
         given = {"base_model": f"output/base_{seed}", "base_weights": str(seed) * 64}
-        for method in ("lora", "adape"):
-            folder = tmp_path / f"{method}_{seed}"
-            runs.append(make_run(folder, method, seed, right={4: 10, 8: right}, **given))
+        right, folder = {4: 10, 8: 2 + 2 * seed}, tmp_path / f"{method}_{seed}"
+        runs.append(make_run(folder, method, seed, right=right, **given))
     with pytest.raises(ValueError, match=f"base_weights: {'0' * 64} -> {'1' * 64}"):
         read(runs, "extend")
     assert len(read(runs, "extend", across=["base_weights"]).labels) == 4
@@ -159,9 +155,8 @@ def test_the_demos_recipes_take_every_method(method):
     assert text.length == text.model.max_position_embeddings == 4 * base.length
     assert text.base_model == text.tokenizer == "output/rope_local"
     assert text.output_dir == f"output/extend/text_{method}_0" and text.data.name == base.data.name
-    base = composed("experiment=passkey")
     keys = composed("experiment=extend_passkey", f"peft={method}", "seed=1")
-    assert keys.data.max_length == 4 * base.data.max_length
+    assert keys.data.max_length == 4 * composed("experiment=passkey").data.max_length
     assert keys.length == Passkeys(max_length=keys.data.max_length).length
     positions = keys.model.max_position_embeddings
     assert positions >= keys.length and positions % 8 == 0

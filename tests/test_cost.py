@@ -8,7 +8,7 @@ import torch
 from conftest import make_config, make_model, random_tokens
 
 from tape.analysis import cost
-from tape.analysis.cost import MEMORY, PAPER, SHAPE, configuration, cost_of, fake_model, main
+from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model, main
 
 PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
 
@@ -68,25 +68,14 @@ def test_the_papers_table():
         assert f"{weights / 2**20:.2f}" == row["parameters"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--heads 5", "error: --hidden 768 must be a multiple of --heads 5"),
-        ("--kv_heads 5", "error: num_attention_heads=12 must be a multiple of num_key_value"),
-    ],
-)
-def test_what_cannot_be_counted_is_refused(tmp_path, arguments, message):
-    with pytest.raises(SystemExit) as refused:
-        main([*arguments.split(), "--out", str(tmp_path / "cost")])
-    assert refused.value.code.startswith(message) and not (tmp_path / "cost").exists()
-
-
-def test_the_documented_cost():
-    """Of one encoding; a slow test has all of them."""
-    costs = pd.DataFrame([cost_of(SHAPE, {"name": "rope"})])
-    costs[[*MEMORY]] /= SHAPE["length"]
-    for table in cost.tables(costs, beside_paper=True):
-        assert table.splitlines()[-1] in PAGE.read_text().splitlines()
+def test_what_cannot_be_counted_is_refused(tmp_path):
+    for name, message in (
+        ("--heads", "error: --hidden 768 must be a multiple of --heads 5"),
+        ("--kv_heads", "error: num_attention_heads=12 must be a multiple of num_key_value"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main([name, "5", "--out", str(tmp_path / "cost")])
+    assert not (tmp_path / "cost").exists()
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_a_text_of_ones_own_is_scored_whole_if_asked(folder, tmp_path, cache):
     text.write_text(json.dumps({"text": "a sheep and a goat. " * 60}) + "\n")
     train_tokenizer(TextCorpus(text), 258, cache).save_pretrained(folder)
     given = ("--files", str(text), "--lengths", "64", "--stride", "60")
-    with pytest.raises(ValueError, match=r"no documents; --whole scores all of --files"):
+    with pytest.raises(ValueError, match="no documents; --whole scores all of --files"):
         evaluate(folder, "text", *given)
     evaluate(folder, "text", *given, "--whole")
     (row,) = table(folder / "perplexity.csv")
@@ -52,27 +52,23 @@ def test_a_text_of_ones_own_is_scored_whole_if_asked(folder, tmp_path, cache):
         evaluate(folder, "local", "--whole", "--lengths", "64")
 
 
-@pytest.mark.parametrize(
-    ("data", "files", "message"),
-    [
-        (b"\0" * 141, None, "141 bytes: it must hold token ids as uint16"),
-        (b"", None, "bad.bin has 0 bytes"),
-        (b"\0" * 138 + b"\x3d\0", None, "token 69 is 61, beyond the model's vocabulary of 61"),
-        (b"\0" * 140, ["x"], "--files goes with --data text"),
-        ("locl", None, "neither a file nor a corpus; did you mean 'local'"),
-        ("text", None, "--data text needs --files"),
-        ("c4", ["a", "b"], "--data c4 takes one folder of shards, not 2 --files"),
-        ("{folder}/own.jsonl", None, "holds text, not token ids: give --data text --files"),
-    ],
-)
-def test_bad_texts_are_refused(data, files, message, tmp_path):
-    (tmp_path / "own.jsonl").write_text('{"text": "some"}')
-    if isinstance(data, bytes):
-        (tmp_path / "bad.bin").write_bytes(data)
-        data = "{folder}/bad.bin"
-    data = data.format(folder=tmp_path)
-    with pytest.raises(ValueError, match=message):
-        open_text(data, files, tmp_path, tmp_path).check(VOCABULARY)
+def test_bad_texts_are_refused(tmp_path):
+    def refused(message, content, *files, name="bad.bin"):
+        (tmp_path / name).write_bytes(content)
+        name_refused(message, tmp_path / name, *files)
+
+    def name_refused(message, data, *files):
+        with pytest.raises(ValueError, match=message):
+            open_text(str(data), [*files] or None, tmp_path, tmp_path).check(VOCABULARY)
+
+    refused("141 bytes: it must hold token ids as uint16", b"\0" * 141)
+    refused("bad.bin has 0 bytes", b"")
+    refused("token 69 is 61, beyond the model's vocabulary of 61", b"\0" * 138 + b"\x3d\0")
+    refused("--files goes with --data text", b"\0" * 140, "x")
+    refused("holds text, not token ids: give --data text --files", b"{}", name="own.jsonl")
+    name_refused("neither a file nor a corpus; did you mean 'local'", "locl")
+    name_refused("--data text needs --files", "text")
+    name_refused("--data c4 takes one folder of shards, not 2 --files", "c4", "a", "b")
 
 
 def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_model
@@ -41,13 +42,10 @@ doc_to_target: "1"
 generation_kwargs: {until: ["zz"], max_gen_toks: 6}
 metric_list: [{metric: exact_match}]
 """
+QUESTIONS = {f"What is {n} and {n + 2}?": [f"{n * 7}", f"it is {n}", "none"] for n in range(12)}
 DOCUMENTS = [
-    {
-        "question": f"What is {number} and {number + 2}?",
-        "choices": [f"{number * 7}", f"it is {number}", "none"],
-        "answer": number % 3,
-    }
-    for number in range(12)
+    {"question": question, "choices": choices, "answer": n % 3}
+    for n, (question, choices) in enumerate(QUESTIONS.items())
 ]
 
 
@@ -93,15 +91,14 @@ def log_likelihood(model, ids, begin):
 def right(folder):
     """The share that a loop over single choices gets right, by likelihood and by that per byte."""
     model, tokenizer = load(folder)
-    counts = [0, 0]
-    for document in DOCUMENTS:
-        choices, begin = document["choices"], len(tokenizer(document["question"])["input_ids"])
-        texts = [f"{document['question']} {choice}" for choice in choices]
-        found = [log_likelihood(model, tokenizer(text)["input_ids"], begin) for text in texts]
-        per_byte = [value / len(x) for value, x in zip(found, choices, strict=True)]
-        for number, values in enumerate((found, per_byte)):
-            counts[number] += values.index(max(values)) == document["answer"]
-    return [count / len(DOCUMENTS) for count in counts]
+    rights = []
+    for n, (question, choices) in enumerate(QUESTIONS.items()):
+        begin = len(tokenizer(question)["input_ids"])
+        texts = tokenizer([f"{question} {choice}" for choice in choices])["input_ids"]
+        found = np.array([log_likelihood(model, text, begin) for text in texts])
+        per_byte = found / [*map(len, choices)]
+        rights.append([found.argmax() == n % 3, per_byte.argmax() == n % 3])
+    return np.mean(rights, axis=0)
 
 
 @pytest.mark.parametrize("position", ["tape", "fire"])
@@ -144,7 +141,7 @@ def test_an_answer_ends_with_its_own_eos():
     tokenizer = byte_tokenizer()
     model = make_model("tape", vocab_size=len(tokenizer), max_position_embeddings=64)
     prompts = [f"{n} otters at" for n in range(8)]
-    eos, ids = tokenizer.eos_token_id, [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    eos, ids = tokenizer.eos_token_id, tokenizer(prompts)["input_ids"]
     later = [id_ for each in ids for id_ in most_likely(model, each, 6)[1:]]
     common, rows = max(later, key=later.count), model.lm_head.weight.data
     rows[[eos, common]] = rows[[common, eos]]
@@ -187,32 +184,23 @@ def test_an_extended_model_has_a_file_of_its_own(tasks, run):
     assert len([*(folder / "lm_eval").iterdir()]) == 2
 
 
-LONGER = r"a prompt and its answer have \d\d tokens, more than --max_length "
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("sums", "--max_length", "18"), LONGER + "18"),
-        (("spoken", "--max_length", "9"), LONGER + "9"),
-        (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
-        (("sums", "--lengths", "32"), "--lengths: sums has no prompts of given lengths"),
-        (("babilong_qa1", "--lengths", "33"), "BABILong takes one multiple of 1,024"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(given, message, tasks, run):
+def test_what_cannot_be_asked_is_refused(tasks, run):
     folder = run()
-    with pytest.raises(ValueError, match=message):
-        ask(folder, tasks, *given)
-    assert not (folder / "lm_eval").exists()
 
+    def refused(given, message):
+        with pytest.raises(ValueError, match=message):
+            ask(folder, tasks, *given.split())
 
-def test_a_tokenizer_with_code_is_refused(tasks, run):
-    folder = run()
+    longer = r"a prompt and its answer have \d\d tokens, more than --max_length "
+    refused("sums --max_length 18", longer + "18")
+    refused("spoken --max_length 9", longer + "9")
+    refused("sums --lengths 70 --max_length 64", "--lengths 70 is more than")
+    refused("sums --lengths 32", "--lengths: sums has no prompts of given lengths")
+    refused("babilong_qa1 --lengths 33", "BABILong takes one multiple of 1,024")
     path = folder / entry.TOKENIZER
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
-    with pytest.raises(ValueError, match="requires custom code"):
-        ask(folder, tasks, "sums")
+    refused("sums", "requires custom code")
+    assert not (folder / "lm_eval").exists()
 
 
 @pytest.mark.slow  # reads thousands of files

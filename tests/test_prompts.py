@@ -10,18 +10,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processo
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from tape.tasks.passkey.sequences import (
-    BENCHMARK,
-    FILLER,
-    PLAIN,
-    Draft,
-    Passkeys,
-    original_prompt,
-    plain_tokenizer,
-    token_counter,
-)
+from tape.tasks.passkey import sequences
+from tape.tasks.passkey.sequences import BENCHMARK, PLAIN, Draft, original_prompt, plain_tokenizer
 
-WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
+WORDS = BENCHMARK.description, sequences.FILLER, BENCHMARK.question(None, False), "Remember it."
 
 
 def trained(tokenizer, texts, size, alphabet, **special):
@@ -66,7 +58,7 @@ each_text = pytest.mark.parametrize(("text", "tokenizer"), TOKENIZERS.values(), 
 @pytest.mark.parametrize("depth", [0.0, 0.13, 0.5, 1.0])
 def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokenizer, depth):
     for n, length in enumerate((211, 222, 700)):
-        prompt = Draft(text, depth, (0, n)).fitted(length, token_counter(tokenizer))
+        prompt = Draft(text, depth, (0, n)).fitted(length, sequences.token_counter(tokenizer))
         assert len(tokenizer(prompt.text)["input_ids"]) == length
         (key,) = prompt.values
         line, question = text.line(None, key, False), text.question(None, False)
@@ -82,7 +74,7 @@ def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokeni
 @each_text
 def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
     draft = Draft(text, 0.5, (0, 1), keys=3, values=2)
-    prompt = draft.fitted(600, token_counter(tokenizer))
+    prompt = draft.fitted(600, sequences.token_counter(tokenizer))
     assert len(tokenizer(prompt.text)["input_ids"]) == 600
     name = re.search(r"pass keys of (\w+)", prompt.text, re.IGNORECASE)[1]
     found = re.findall(r"one pass key of (\w+) is (\d+)", prompt.text, re.IGNORECASE)
@@ -94,7 +86,7 @@ def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
 
 @each_text
 def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
-    count = token_counter(tokenizer)
+    count = sequences.token_counter(tokenizer)
     draft = Draft(text, 0.5, (0, 0))
     bare = count(draft.prompt([0, 0]).text)
     assert count(draft.fitted(bare, count).text) == bare
@@ -126,12 +118,11 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
     tokenizer = plain_tokenizer()
     for keys, values in ((1, 1), (3, 1), (1, 2), (24, 2)):
         draft = Draft(PLAIN, 0.5, (keys, values), keys, values)
-        prompt = draft.fitted(1000, token_counter(tokenizer))
+        prompt = draft.fitted(1000, sequences.token_counter(tokenizer))
         ids = tokenizer(prompt.text + prompt.answer)["input_ids"]
         assert tokenizer.decode(ids) == prompt.text + prompt.answer
-        digits = sum(map(len, prompt.values)) + values - 1
-        assert len(ids) == 1000 + digits
+        assert len(ids) == 1000 + sum(map(len, prompt.values)) + values - 1
     with pytest.raises(Exception, match="UNK"):
         tokenizer("find the treasure")
     with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
-        Passkeys(max_length=24)
+        sequences.Passkeys(max_length=24)

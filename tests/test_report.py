@@ -58,18 +58,14 @@ def test_the_page_shows_what_the_folders_hold(output, tmp_path, capsys):
 
 
 def test_what_cannot_be_reported_is_refused(output, tmp_path):
-    out = tmp_path / "report"
-
-    def refused(folder, message):
-        with pytest.raises(SystemExit, match=message):
-            main([str(folder), "--out", str(out)])
-
-    (tmp_path / "empty").mkdir()
-    message = "^error: no results in .*empty: to create the first, run tape train"
-    refused(tmp_path / "empty", message)
+    out, empty = tmp_path / "report", tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(SystemExit, match=r"^error: no results in .*empty: to create .* run tape"):
+        main([str(empty), "--out", str(out)])
     assert not out.exists()
     write(out / "index.html", "my own page")
-    refused(output, r"^error: --out .*index\.html contains something else")
+    with pytest.raises(SystemExit, match=r"^error: --out .*index\.html contains something else"):
+        main([str(output), "--out", str(out)])
     write(out / "index.html", f"<html>{MARK}")  # a report may be made again
     main([str(output), "--out", str(out)])
     assert MARK in (out / "index.html").read_text()
