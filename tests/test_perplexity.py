@@ -198,6 +198,10 @@ def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):
     assert [row["dtype"] for row in rows][1:3] == ["float32", "bfloat16"]
     assert len({row["model_hash"] for row in rows}) == 2
     assert float(rows[2]["nll"]) == pytest.approx(float(rows[1]["nll"]), rel=0.1)
+    path = folder / "config.json"  # these weights in another configuration
+    path.write_text(path.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 10.0'))
+    evaluate(folder, text_file)
+    assert float(table(folder / "perplexity.csv")[-1]["nll"]) != float(rows[-1]["nll"])
 
 
 def test_losses_by_position_add_up(folder, text_file):

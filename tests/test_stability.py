@@ -69,6 +69,7 @@ def test_changes_by_hand():
     other = torch.tensor([[[[9.0], [9.0]], [[2.0], [0.0]], [[1.0], [2.0]]]])  # 4, 2, 2, 5
     assert dot_change(e, other) == pytest.approx(100 * 3 / 32**0.5)
     assert math.isnan(dot_change(None, None))
+    assert inside.dot_products(torch.cat((e, -e), 1))[0, 0].tolist() == [4, 0, -4, 0]
 
 
 NOT_RELATIVE = ["tape_not_equivariant", "fire"]  # FIRE measures from where the query is
