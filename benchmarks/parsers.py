@@ -39,10 +39,9 @@ def speed(given: Words = None) -> argparse.Namespace:
     add("--batch", type=number, default=None, help="sequences (default: by case and shape)")
     add("--new", type=number, help="tokens that decoders decode (default: 64, on a CPU 16)")
     add("--dtype", choices=types, help="see Load (default: bfloat16, on a CPU float32)")
-    about = "of activations, in decoders that train"
-    add("--checkpointing", action="store_true", default=False, help=about)
-    about = "each method alone: for models that are large"
-    add("--alone", action="store_true", default=False, help=about)
+    switch = {"action": "store_true", "default": False}
+    add("--checkpointing", help="of activations, in decoders that train", **switch)
+    add("--alone", help="each method alone: for models that are large", **switch)
     add("--rounds", type=integer(7, 10**6), default=15, help="of all methods (default: 15)")
     add("--out", type=result_folder, default="output/speed", help="folder, in which it resumes")
     arguments = parser.parse_args(given)

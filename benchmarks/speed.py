@@ -67,13 +67,8 @@ def synchronize() -> None:
 def in_turn(
     work: dict[str, Work], rounds: int, warm_up: int = 2, least: float = 0.0
 ) -> dict[str, list[float]]:
-    """Times each method `rounds` times, one after the other in alternating order.
-
-    Args:
-        least: minimal duration of a measurement in seconds. Shorter work is repeated within it.
-
-    Returns:
-        Seconds per call, by method and round.
+    """Times each method `rounds` times, one after the other in alternating order; returns seconds
+    per call, by method and round. Work shorter than `least` seconds is repeated in a measurement.
     """
     seconds: dict[str, list[float]] = {method: [] for method in work}
     calls = dict.fromkeys(work, 1)
@@ -101,12 +96,9 @@ COUNTED = "counted calls"
 
 
 def observed(work: Work, warm_up: int = 1, calls: int = 1) -> tuple[int, list[str]]:
-    """Calls some work under torch's profiler, `warm_up` times before memory is counted.
-
-    Returns:
-        The peak of tensors in bytes above those before the counted calls; and the fused kernels of
-        attention, none if it was matrix products and a softmax.
-    """
+    """Calls some work under torch's profiler, `warm_up` times before memory is counted. Returns the
+    peak of tensors in bytes above those before the counted calls; and the fused kernels of
+    attention, none if it was matrix products and a softmax."""
     with torch.profiler.profile(profile_memory=True) as profile:
         for _ in range(warm_up):  # what the counted calls free must be allocated in the profiler
             work()
@@ -154,10 +146,9 @@ def measure(
     warm_up: int = 1,
     calls: int = 1,
 ) -> pd.DataFrame:
-    """Measures the methods of a comparison.
+    """Measures the methods of a comparison, each set up by `prepare`.
 
     Args:
-        prepare: sets up a method and returns its work.
         warm_up: calls before memory is counted, and rounds before the timed ones.
         calls: calls whose memory is counted.
 
@@ -166,7 +157,7 @@ def measure(
         `seconds` (per call); its `note` says why. `memory` and `kernels` are those of `observed`.
     """
     torch._dynamo.reset()  # graphs of another length
-    found, able = {}, {}
+    found, able, none = {}, {}, {"memory": 0, "kernels": ""}
     for method in methods:
         gc.collect()  # the models of the comparison before, and what did not fit
         try:
@@ -175,12 +166,12 @@ def measure(
             found[method] = {"memory": memory, "kernels": "; ".join(kernels), "note": ""}
             able[method] = work
         except Exception as error:
-            found[method] = {"memory": 0, "kernels": "", "note": inability(error)}
+            found[method] = none | {"note": inability(error)}
     try:
         seconds = in_turn(able, rounds, warm_up, LEAST)
     except Exception as error:
-        seconds, none = {}, {"memory": 0, "kernels": "", "note": inability(error)}
-        found |= dict.fromkeys(able, none)
+        seconds = {}
+        found |= dict.fromkeys(able, none | {"note": inability(error)})
     rows = [
         {"comparison": name, "method": method, **row, "round": number, "seconds": each}
         for method, row in found.items()
@@ -190,11 +181,7 @@ def measure(
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Reads rows of `measure`; none if there is no file.
-
-    Raises:
-        ValueError: if the file is damaged or another table.
-    """
+    """Reads rows of `measure`, none if there is no file; raises a ValueError for another table."""
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
     with reading(path):
@@ -219,14 +206,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 def loads(arguments: argparse.Namespace) -> Comparisons:
     """Returns all comparisons, the short ones first."""
     batch, length = TOKENS[arguments.shape]
-    asked = product(
-        sorted(arguments.lengths or [length]),
-        [(case, work) for case in arguments.case for work in CASES[case].work],
-        arguments.compiled,
-        arguments.backends,
-    )
+    lengths = sorted(arguments.lengths or [length])
+    works = [(case, work) for case in arguments.case for work in CASES[case].work]
     found = {}
-    for length, (case, work), compiled, backend in asked:
+    for length, (case, work), compiled, backend in product(
+        lengths, works, arguments.compiled, arguments.backends
+    ):
         load = Load(
             work=work,
             shape=arguments.shape,
@@ -250,19 +235,14 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
 
 
 def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataFrame]:
-    """Makes the comparisons that are not in a folder yet; returns the rows of each.
-
-    Raises:
-        ValueError: if the folder has rows of other settings; names every difference.
-    """
+    """Makes the comparisons that are not in a folder yet; returns the rows of each. Raises a
+    ValueError if the folder has rows of other settings."""
     about = surroundings() | {key: value for key, value in vars(arguments).items() if key != "out"}
     file, settings = arguments.out / "speed_rounds.csv", arguments.out / "speed_settings.json"
     done = dict(iter(read(file).groupby("comparison", sort=False)))
     if done and (changes := differences(read_object(settings), about)):
-        raise ValueError(
-            f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
-            f"place, or remove that file"
-        )
+        what = f"{file} holds another measurement ({'; '.join(changes)})"
+        raise ValueError(f"{what}; give this one another place, or remove that file")
     write_text(settings, json.dumps(about, indent=1) + "\n")
     provenance.record(arguments.out)
     with torch._dynamo.config.patch(recompile_limit=64):
@@ -272,8 +252,7 @@ def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataF
             case = CASES[load.case]
             prepare = partial(case.prepare, load)
             done[name] = measure(name, methods, prepare, arguments.rounds, *case.counted)
-            # whole comparisons only, whenever this process is killed
-            write_text(file, pd.concat(done.values()).to_csv(index=False))
+            write_text(file, pd.concat(done.values()).to_csv(index=False))  # whole comparisons
     return done
 
 
@@ -313,10 +292,9 @@ def table(found: pd.DataFrame) -> str:
             share = f"{row.memory_mib / max(first.memory_mib, 2**-20):.2f}"
         cells = [row.method, f"{row.milliseconds:,.3g}", f"{row.tokens_per_second:,.0f}", ratio]
         lines.append([*cells, f"{row.memory_mib:,.1f}", share, row.kernels or "unfused"])
-    parts = [markdown_table(lines)] if len(lines) > 1 else []
-    if notes:
-        parts.append("Not measured:\n\n" + "\n".join(notes))
-    return "\n\n".join(parts)
+    shown = markdown_table(lines) if len(lines) > 1 else ""
+    missing = "Not measured:\n\n" + "\n".join(notes) if notes else ""
+    return "\n\n".join(filter(None, (shown, missing)))
 
 
 @expected_errors(continues=True)

@@ -48,40 +48,23 @@ ADAPTERS = {  # as in config/peft; embeddings and norms train too
 
 @dataclass(frozen=True)
 class Load:
-    """Work on random tokens.
+    """Work on random tokens."""
 
-    Attributes:
-        work: "forward", "training", "prefill" or "decoding".
-        shape: one of SHAPES.
-        backend: of attention.
-        length: tokens of each sequence; in decoding, of the filled cache.
-        new: tokens that are decoded.
-        dtype: of the weights; in training of autocast, with weights in float32.
-        checkpointing: whether training recomputes activations.
-        case: the one of CASES that it belongs to.
-    """
-
-    work: str
-    shape: str
-    backend: str
+    work: str  # "forward", "training", "prefill" or "decoding"
+    shape: str  # one of SHAPES
+    backend: str  # of attention
     batch: int
-    length: int
-    new: int = 1
-    dtype: torch.dtype = torch.float32
+    length: int  # tokens of each sequence; in decoding, of the filled cache
+    new: int = 1  # tokens that are decoded
+    dtype: torch.dtype = torch.float32  # of the weights; in training of autocast, weights float32
     compiled: bool = False
-    checkpointing: bool = False
-    case: str = "train_step"
+    checkpointing: bool = False  # whether training recomputes activations
+    case: str = "train_step"  # the one of CASES that it belongs to
 
     def decoder(self, encoding: str, **changes: int) -> TapeForCausalLM:
-        """Returns a seeded decoder on the device, for as many tokens as there will be, in float32.
-        TAPE's own weights are perturbed: at zero it would be RoPE.
-
-        Args:
-            changes: of the shape.
-
-        Raises:
-            ValueError: if the attention backend does not support the encoding.
-        """
+        """Returns a seeded decoder on the device, for as many tokens as there will be, in float32;
+        `changes` are of the shape. TAPE's own weights are perturbed: at zero it would be RoPE.
+        Raises a ValueError if the attention backend does not support the encoding."""
         tokens = self.length + self.new * (self.work == "decoding")
         shape = SHAPES[self.shape] | {"length": tokens} | changes
         config = configuration(shape, {"name": encoding})
@@ -137,11 +120,9 @@ def without_causal(config: LlamaConfig, **given: Any) -> Any:
 
 
 def library_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
-    """Returns transformers' Llama with the weights and the backend of a decoder with RoPE.
-
-    In a graph transformers would make a causal mask, which it leaves out elsewhere and which costs
-    kernels their causal form; ours does not, and both get the same.
-    """
+    """Returns transformers' Llama with the weights and the backend of a decoder with RoPE. In a
+    graph it would make a causal mask, which it leaves out elsewhere and which costs kernels their
+    causal form; ours does not, and both get the same."""
     modeling_llama.create_causal_mask = without_causal
     config = llama_config(model.config)
     config._attn_implementation = model.config._attn_implementation
@@ -170,15 +151,10 @@ def training_step(
 
 
 def of_decoder(load: Load, method: str) -> Callable[[], None]:
-    """Returns the work of a whole decoder.
-
-    Args:
-        method: an encoding, or `llama`: transformers' Llama with the weights of `rope`.
-    """
-    if method == "llama":
-        model = load.ready(library_llama(load.decoder("rope")))
-    else:
-        model = load.ready(load.decoder(method))
+    """Returns the work of a whole decoder with an encoding, or of `llama`: transformers' Llama with
+    the weights of `rope`."""
+    llama = method == "llama"
+    model = load.ready(library_llama(load.decoder("rope")) if llama else load.decoder(method))
     if load.work == "training":
         return training_step(load, model)
     call, tokens, cache = load.compile(model), load.tokens(model), load.cache(model.config)
@@ -269,12 +245,8 @@ def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def of_attention(load: Load, method: str) -> Callable[[], None]:
-    """Returns the work of an attention layer.
-
-    Args:
-        method: an encoding; `tape` also without the update of its state; `llama`: that of
-            transformers with the weights of `rope`.
-    """
+    """Returns the work of an attention layer with an encoding, with `tape` also without the update
+    of its state; of `llama`: that of transformers with the weights of `rope`."""
     encoding = "rope" if method == "llama" else method.removesuffix(WITHOUT)
     model = load.ready(load.decoder(encoding, layers=3))
     if method == "llama":
@@ -305,17 +277,11 @@ def llama_layer(model: TapeForCausalLM, load: Load) -> AttentionLayer:
 
 
 class Case(NamedTuple):
-    """What is timed.
+    """What is timed."""
 
-    Attributes:
-        prepare: sets up a method of a load.
-        work: as in `Load`.
-        counted: calls before memory is counted, and those whose memory is.
-    """
-
-    prepare: Callable[[Load, str], Callable[[], None]]
-    work: tuple[str, ...]
-    counted: tuple[int, int] = (1, 1)
+    prepare: Callable[[Load, str], Callable[[], None]]  # sets up a method of a load
+    work: tuple[str, ...]  # as in `Load`
+    counted: tuple[int, int] = (1, 1)  # calls before memory is counted, and those whose memory is
 
 
 CASES = {

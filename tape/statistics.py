@@ -21,23 +21,13 @@ CONFIDENCE = 0.95
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
-    """Returns the interval of a share (Wilson 1927). Unlike the normal interval, it has
-    a positive width even if all are correct, or none."""
+    """Returns the interval of a share (Wilson 1927), whose width is never 0."""
     return tuple(map(float, binomtest(correct, total).proportion_ci(CONFIDENCE, "wilson")))
 
 
 def clopper_pearson(correct: int, total: int) -> tuple[float, float]:
     """Returns the exact interval of a share (Clopper and Pearson 1934)."""
     return tuple(map(float, binomtest(correct, total).proportion_ci(CONFIDENCE)))
-
-
-def with_interval(correct: int, total: int) -> dict[str, float] | None:
-    """Returns a share with its Wilson interval and counts; None if the total is 0."""
-    if not total:
-        return None
-    low, high = wilson(correct, total)
-    share = {"accuracy": correct / total, "low": low, "high": high}
-    return share | {"correct": correct, "total": total}
 
 
 def student(values: Sequence[float]) -> float:
@@ -51,9 +41,8 @@ def student(values: Sequence[float]) -> float:
 def weighted_mean(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Returns the mean of each group, weighted by `n`; NaN if the group has no value."""
     n = rows["n"].where(rows["value"].notna())
-    sums = rows.assign(value=rows["value"] * n, n=n).groupby(by, sort=False)[["value", "n"]]
-    sums = sums.sum(min_count=1)
-    return sums["value"] / sums["n"]
+    groups = rows.assign(value=rows["value"] * n, n=n).groupby(by, sort=False)
+    return groups["value"].sum(min_count=1) / groups["n"].sum(min_count=1)
 
 
 def per_seed(rows: pd.DataFrame, by: str | Sequence[str] = "row", over: str = "seed") -> pd.Series:
@@ -68,11 +57,7 @@ def table(
     scale: Callable[[float], float] = float,
 ) -> pd.DataFrame:
     """Returns the columns mean (over seeds), half_width (of the interval; NaN for one seed) and n
-    (seeds) of each group.
-
-    Args:
-        scale: of the value of a seed, such as `math.exp` of a loss.
-    """
+    (seeds) of each group. `scale` maps the value of a seed, as `math.exp` does a loss."""
     groups = per_seed(rows, by, over).map(scale).groupby(level=by, sort=False)
     half_width = groups.agg(lambda x: student(x) if len(x) > 1 else math.nan)
     return pd.DataFrame({"mean": groups.agg(mean), "half_width": half_width, "n": groups.size()})
@@ -114,14 +99,8 @@ def differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Returns the exact p-value of no difference: the share of all choices of signs whose mean is
     at least as far from 0. Beyond 13 pairs, random choices are used instead of all of them."""
-    found = permutation_test(
-        (np.asarray(differences, dtype=float),),
-        np.mean,
-        permutation_type="samples",
-        n_resamples=9999,
-        vectorized=True,
-        rng=np.random.default_rng(0),
-    )
+    samples, rng = (np.asarray(differences, dtype=float),), np.random.default_rng(0)
+    found = permutation_test(samples, np.mean, permutation_type="samples", rng=rng)
     return min(1.0, float(found.pvalue))
 
 
@@ -136,8 +115,8 @@ def exchange_p(first: Sequence[float], second: Sequence[float]) -> float:
         rng = np.random.default_rng(0)
         drawn = [rng.permutation(ranks)[:size].sum() for _ in range(100_000)]
         sums = np.array([ranks[:size].sum(), *drawn])
-    far = abs(sums - size * (len(ranks) + 1) / 2)  # from its mean
-    return float(np.mean(far >= abs(ranks[:size].sum() - size * (len(ranks) + 1) / 2) - 1e-9))
+    middle = size * (len(ranks) + 1) / 2
+    return float(np.mean(abs(sums - middle) >= abs(ranks[:size].sum() - middle) - 1e-9))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -150,10 +129,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_detectable(error: float, free: int, power: float = 0.8) -> float:
-    """Returns the smallest difference that the two-sided t-test detects with this power.
-
-    Args:
-        error: the standard error of the difference, with `free` degrees of freedom.
-    """
+    """Returns the smallest difference that the two-sided t-test detects with this power, from the
+    standard error of the difference, with `free` degrees of freedom."""
     critical = t.ppf((1 + CONFIDENCE) / 2, free)
     return float(nctdtrinc(free, 1 - power, critical)) * error  # the noncentrality

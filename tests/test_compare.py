@@ -1,6 +1,7 @@
 """Comparisons over seeds: the numbers, the names of the rows, and what is refused."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -20,11 +21,8 @@ def make_adder(folder, position, seed=0, outside=1, asked=(), **changes):
 
 @pytest.fixture
 def runs(tmp_path):
-    outside = {("tape", 0): 2, ("tape", 1): 4, ("tape", 2): 9, ("rope", 0): 1, ("rope", 1): 1}
-    return [
-        make_adder(tmp_path / f"add_{position}_{seed}", position, seed, right)
-        for (position, seed), right in outside.items()
-    ]
+    outside = [("tape", 0, 2), ("tape", 1, 4), ("tape", 2, 9), ("rope", 0, 1), ("rope", 1, 1)]
+    return [make_adder(tmp_path / f"add_{name}_{n}", name, n, right) for name, n, right in outside]
 
 
 ALL = ("model.*", "trainer.*")  # settings that may differ
@@ -35,15 +33,14 @@ def labels(runs, across=ALL):
     return {label: len(group) for label, group in groups.items()}
 
 
-@pytest.mark.parametrize("change", [{"intervention": "initial"}, {"extend": "dca 2"}])
-def test_evaluations_of_a_changed_model_are_rows_of_their_own(change, runs, tmp_path):
+@pytest.mark.parametrize(("name", "value"), [("intervention", "initial"), ("extend", "dca 2")])
+def test_evaluations_of_a_changed_model_are_rows_of_their_own(name, value, runs, tmp_path):
     """Saved results keep them apart, too."""
     tapes, ropes = runs[:3], [run / "grid" for run in runs[3:]]
-    changed = [add_grid(run / "grid_initial", 0, **change) for run in tapes]
+    changed = [add_grid(run / "grid_initial", 0, **{name: value}) for run in tapes]
     shutil.copy(tapes[0] / "grid" / "grid.csv", tapes[0])  # the run's own folder remains a run
     assert labels(runs) == {"tape": 3, "rope": 2}
     both = [*(run / "grid" for run in tapes), *changed]
-    ((name, value),) = change.items()
     expected = {"tape": 3, f"tape {name}={value}": 3, "rope": 2}
     assert labels([*both, *ropes]) == expected
     text, _ = compare(both, tmp_path / "saved", across=ALL, baseline="tape")
@@ -71,66 +68,61 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
         read([tmp_path / "a"], only=["nope"])
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("results.csv", lambda text: text[:-9], "ends in the middle of a line"),
-        ("results.csv", lambda text: text.replace("value", "x", 1), "damaged"),
-        ("results.csv", lambda text: text.replace("add_rope_0", "other"), "its runs are not those"),
-        ("results.csv", lambda text: text.replace(",1.0,10", ",one,10", 1), "damaged|one"),
-        ("settings.json", lambda text: text.replace('"seed"', '"sed"', 1), "damaged"),
-        ("settings.json", lambda text: text.replace('"rope"', '"fire"', 1), "of other settings"),
-    ],
-)
-def test_damaged_results_are_refused(name, change, message, runs, tmp_path):
+def test_damaged_results_are_refused(runs, tmp_path):
     compare(runs, tmp_path / "a", "grid")
-    path = tmp_path / "a" / name
-    path.write_text(change(path.read_text()))
-    with pytest.raises(ValueError, match=message):
-        read([tmp_path / "a"])
+    for name, old, new, message in (
+        ("results.csv", "share\n$", "share", "ends in the middle of a line"),
+        ("results.csv", "value", "x", "damaged"),
+        ("results.csv", "add_rope_0", "other", "its runs are not those"),
+        ("results.csv", ",1.0,10", ",one,10", "damaged|one"),
+        ("settings.json", '"seed"', '"sed"', "damaged"),
+        ("settings.json", '"rope"', '"fire"', "of other settings"),
+    ):
+        path = tmp_path / "a" / name
+        whole = path.read_text()
+        path.write_text(re.sub(old, new, whole))
+        with pytest.raises(ValueError, match=message):
+            read([tmp_path / "a"])
+        path.write_text(whole)
 
 
 TAPE = {"position__theta": 10000, "position__sampler": "shift", "position__width": 4}
 ROPE = {"position__theta": 500, "position__sampler": "shift"}
-NAMED = [
-    (  # by all that differs, and not by what only another encoding has
-        [("rope", {}), ("rope", {"position__theta": 5}), ("tape", {})],
-        ["rope theta=None", "rope theta=5", "tape"],
-    ),
-    (
-        [("tape", {}), ("tape", {}), ("tape", {"model__hidden_size": 16}), ("rope", {})],
-        ["tape", "tape model.hidden_size=16", "rope"],
-    ),
-    (  # by the whole name of a setting where another ends alike
-        [("learned", {"position__length": n}) for n in (9, 16)],
-        ["learned position.length=9", "learned position.length=16"],
-    ),
-    (  # 10000 is 10000.0; a setting that was not there yet is null, or an empty group
-        [("rope", {"position__theta": 10000, "position__scaling": x}) for x in (None, {})]
-        + [("rope", {"position__theta": 10000.0})],
-        ["rope"],
-    ),
-    ([("rope", ROPE), ("tape", TAPE)], ["rope theta=500", "tape theta=10000"]),
-    (
-        [("rope", ROPE), ("tape", TAPE), ("tape", TAPE | {"trainer__seed": 0})],
-        ["rope theta=500", "tape", "tape trainer.seed=0"],
-    ),
-]
+SAME = [{"position__theta": 10000, "position__scaling": x} for x in (None, {})]
+NAMED = {  # by labels, settings of each encoding
+    # by all that differs, and not by what only another encoding has
+    "rope theta=None, rope theta=5, tape": {"rope": [{}, {"position__theta": 5}], "tape": [{}]},
+    "tape, tape model.hidden_size=16, rope": {
+        "tape": [{}, {}, {"model__hidden_size": 16}],
+        "rope": [{}],
+    },
+    # by the whole name of a setting where another ends alike
+    "learned position.length=9, learned position.length=16": {
+        "learned": [{"position__length": 9}, {"position__length": 16}]
+    },
+    # 10000 is 10000.0; a setting that was not there yet is null, or an empty group
+    "rope": {"rope": [*SAME, {"position__theta": 10000.0}]},
+    "rope theta=500, tape theta=10000": {"rope": [ROPE], "tape": [TAPE]},
+    "rope theta=500, tape, tape trainer.seed=0": {
+        "rope": [ROPE],
+        "tape": [TAPE, TAPE | {"trainer__seed": 0}],
+    },
+}
 
 
-@pytest.mark.parametrize(("given", "expected"), NAMED)
-def test_rows_are_named_by_what_differs(given, expected, tmp_path):
-    runs = [make_adder(tmp_path / f"{n}", name, n, **x) for n, (name, x) in enumerate(given)]
-    assert labels(runs).keys() == {*expected}
+@pytest.mark.parametrize(("expected", "given"), NAMED.items())
+def test_rows_are_named_by_what_differs(expected, given, tmp_path):
+    each = [(name, changes) for name, settings in given.items() for changes in settings]
+    runs = [make_adder(tmp_path / f"{n}", name, n, **x) for n, (name, x) in enumerate(each)]
+    assert ", ".join(labels(runs)) == expected
 
 
 def test_rates_of_encodings_are_named_below_the_table(tmp_path):
     """A row per encoding is named by it alone; rows of one encoding by their rates."""
     given = [("rope", 0, 0.2), ("rope", 1, 0.2), ("fire", 0, 0.1), ("rope", 0, 0.4)]
-    runs = [
-        make_adder(tmp_path / f"{n}", position, seed, trainer__learning_rate=rate)
-        for n, (position, seed, rate) in enumerate(given)
-    ]
+    runs = []
+    for n, (*about, rate) in enumerate(given):
+        runs.append(make_adder(tmp_path / f"{n}", *about, trainer__learning_rate=rate))
     texts = [markdown(read(runs[:count], "grid")) for count in (2, 3, 4)]
     assert "Learning rates" not in texts[0]
     assert "| rope | 2 |" in texts[1] and "\nLearning rates: rope 0.2, fire 0.1." in texts[1]
@@ -146,33 +138,28 @@ def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
     longer["trainer"]["max_steps"] = 9
     recorded = register_run(run, longer)
     assert recorded["earlier_max_steps"] == [5] and register_run(run, longer) == recorded
-    straight = make_adder(tmp_path / "b", "rope", 1, trainer__max_steps=9)
-    expected = {"rope trainer.max_steps=5", "rope trainer.max_steps=9"}
-    assert labels((run, straight)).keys() == expected
+    both = run, make_adder(tmp_path / "b", "rope", 1, trainer__max_steps=9)
+    assert [*labels(both)] == ["rope trainer.max_steps=5", "rope trainer.max_steps=9"]
     write_text(run / TRAINED, json.dumps(recorded))
-    expected = {"rope earlier_max_steps=[5]", "rope earlier_max_steps=None"}
-    assert labels((run, straight), (*ALL, "earlier_max_steps")).keys() == expected
+    found = labels(both, (*ALL, "earlier_max_steps"))
+    assert [*found] == ["rope earlier_max_steps=[5]", "rope earlier_max_steps=None"]
 
 
-@pytest.mark.parametrize(
-    ("position", "seed", "changes", "message"),
-    [
-        ("tape", 7, {"asked": {"samples": 20}}, r"evaluated with different .*: samples: 10 -> 20"),
-        ("tape", 7, {"model__hidden_size": 16}, r"model\.hidden_size: 8 -> 16; .* with --across"),
-        ("tape", 7, {"tokens__train": "two"}, r"tokens\.train: one -> two; .* with --across"),
-        ("tape", 7, {"length": 9}, r"length: 8 -> 9; .* with --across"),
-        ("tape", 2, {}, r"add_tape_2 and .*other are the same run, seed 2"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(position, seed, changes, message, runs, tmp_path):
-    other = make_adder(tmp_path / "other", position, seed, **changes)
-    with pytest.raises(ValueError, match=message):
-        read([*runs, other], "grid")
+def test_what_cannot_be_compared_is_refused(runs, tmp_path):
+    def refused(message, seed=7, **changes):
+        (name,) = changes or ["other"]
+        other = make_adder(tmp_path / name, "tape", seed, **changes)
+        with pytest.raises(ValueError, match=message):
+            read([*runs, other], "grid")
 
-
-def test_what_is_not_there_is_refused(runs, tmp_path):
-    message = "--baseline 'tpae' is not a row; choose one of tape, rope"
-    with pytest.raises(ValueError, match=message):
+    refused(r"evaluated with different .*: samples: 10 -> 20", asked={"samples": 20})
+    refused(r"model\.hidden_size: 8 -> 16; .* with --across", model__hidden_size=16)
+    refused(r"tokens\.train: one -> two; .* with --across", tokens__train="two")
+    refused(r"length: 8 -> 9; .* with --across", length=9)
+    refused(r"add_tape_2 and .*other are the same run, seed 2", seed=2)
+    with pytest.raises(
+        ValueError, match="--baseline 'tpae' is not a row; choose one of tape, rope"
+    ):
         compare(runs, tmp_path / "out", "grid", baseline="tpae")
     with pytest.raises(ValueError, match=r"no runs were given|has none of"):
         read([tmp_path / "nothing"])
@@ -185,15 +172,11 @@ def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, capsys):
     (runs[2] / TRAINED).unlink()
     (runs[3] / "grid" / "summary.json").write_text("{")
     found = read(runs)
-    expected = [
-        "was evaluated with other weights",
-        "grid has none of perplexity.csv, grid.csv, passkey.csv, synthetic.csv: evaluate that",
-        "has no trained.json: give the folder of a run that",
-        "summary.json is damaged",
-    ]
-    for run, words in zip(runs[:4], expected, strict=True):
-        assert words in found.missing[run]
-    assert found.labels == ["rope"]
+    other, absent, unfinished, damaged = (found.missing[run] for run in runs[:4])
+    assert "was evaluated with other weights" in other
+    assert "grid has none of perplexity.csv, grid.csv, passkey.csv, synthetic.csv: ev" in absent
+    assert "has no trained.json: give the folder of a run that" in unfinished
+    assert "summary.json is damaged" in damaged and found.labels == ["rope"]
     with pytest.raises(SystemExit, match="error: 4 of 5 are not in the table"):
         main([*map(str, runs), "--out", str(tmp_path / "out")])
     assert f"* {runs[1]}: {runs[1]}/grid has none of" in capsys.readouterr().out

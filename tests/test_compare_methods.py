@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from itertools import product
 
 import pytest
 from conftest import composed
@@ -14,6 +15,7 @@ from tape.results.typesetting import markdown
 from tape.tasks.passkey.sequences import Passkeys
 
 BASE = 4 * "0123456789abcdef"
+AT = {8: 30.0, 32: 35.0}
 
 
 def make_run(folder, method, seed=0, perplexities=None, right=None, **changes):
@@ -40,11 +42,9 @@ def runs(tmp_path):
         make_run(tmp_path / "base", None, 0, {8: 40.0, 32: 90.0}),
         make_run(tmp_path / "asked", None, 0, right={4: 10, 8: 0}),
     ]
-    for seed, values in enumerate([(20.0, 30.0), (22.0, 40.0), (24.0, 50.0)]):
-        at = dict(zip((8, 32), values, strict=True))
+    for seed, at in enumerate(({8: 20.0, 32: 30.0}, {8: 22.0, 32: 40.0}, {8: 24.0, 32: 50.0})):
         found.append(make_run(tmp_path / f"text_lora_{seed}", "lora", seed, at))
-    at = {8: 30.0, 32: 35.0}
-    found.append(make_run(tmp_path / "text_adape_0", "adape", 0, at, trainer__learning_rate=0.2))
+    found.append(make_run(tmp_path / "text_adape_0", "adape", 0, AT, trainer__learning_rate=0.2))
     for seed, right in enumerate((2, 4, 9)):
         keys = {4: 10, 8: right}
         found.append(make_run(tmp_path / f"keys_lora_{seed}", "lora", seed, right=keys))
@@ -69,27 +69,22 @@ def test_the_picture_names_all_and_draws_what_was_measured(runs):
     assert len(curves(only_keys).axes) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"length": 16}, "trained with different settings: length: 32 -> 16;"),
-        ({"base_weights": "a"}, f"trained with different settings: base_weights: {BASE} -> a;"),
-        ({"asked": {"stride": 5}}, "evaluated with different settings: stride: 4 -> 5"),
-        ({"asked": {"data_hash": "e"}}, "evaluated with different settings: data_hash: d -> e"),
-        ({"perplexities": {8: 30.0}}, r"evaluated .*: lengths: \[8, 32\] -> \[8\]"),
-    ],
-)
-def test_what_was_trained_or_measured_otherwise_is_refused_by_name(
-    runs, tmp_path, changes, message
-):
-    given = {"perplexities": {8: 30.0, 32: 35.0}} | changes
-    runs.append(make_run(tmp_path / "other", "ft", **given))
-    with pytest.raises(ValueError, match=f"/.* and .*other were {message}"):
-        read(runs, "extend")
+def test_what_was_trained_or_measured_otherwise_is_refused(runs, tmp_path):
+    def refused(message, perplexities=AT, **changes):
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        other = make_run(tmp_path / "other", "ft", 0, perplexities, **changes)
+        with pytest.raises(ValueError, match=f"/.* and .*other were {message}"):
+            read([*runs, other], "extend")
+
+    refused("trained with different settings: length: 32 -> 16;", length=16)
+    refused(f"trained .* base_weights: {BASE} -> a;", base_weights="a")
+    refused("evaluated with different settings: stride: 4 -> 5", asked={"stride": 5})
+    refused("evaluated with different settings: data_hash: d -> e", asked={"data_hash": "e"})
+    refused(r"evaluated .*: lengths: \[8, 32\] -> \[8\]", {8: 30.0})
 
 
 def test_two_measurements_are_not_one(runs, tmp_path):
-    two = make_run(tmp_path / "two", "ft", 0, {8: 30.0, 32: 35.0})
+    two = make_run(tmp_path / "two", "ft", 0, AT)
     add_perplexity(two / "extend", {8: 1.0}, convention="disjoint")
     missing = read([*runs, two], "extend").missing[two]
     assert "does not hold one measurement of one model (convention)" in missing
@@ -98,18 +93,14 @@ def test_two_measurements_are_not_one(runs, tmp_path):
 
 
 def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
-    at = {8: 21.0, 32: 31.0}
-    runs.append(make_run(tmp_path / "wide", "lora", 0, at, peft__lora={"rank": 16}))
-    assert {"lora peft.lora.rank=8", "lora peft.lora.rank=16"} <= {*read(runs).labels}
+    runs.append(make_run(tmp_path / "wide", "lora", 0, AT, peft__lora={"rank": 16}))
+    ranks = {"lora peft.lora.rank=8", "lora peft.lora.rank=16"}
+    assert {*read(runs).labels} >= ranks
     xpos = {"position__name": "xpos", "position__centre": 4}
-    runs.append(make_run(tmp_path / "xpos", "lora", 0, at, **xpos))
-    assert {label for label in read(runs).labels if label.startswith("lora")} == {
-        "lora",  # that has pass keys, and no other
-        "lora position=rope peft.lora.rank=8",
-        "lora position=rope peft.lora.rank=16",
-        "lora position=xpos",
-    }
-    runs.pop()
+    other = make_run(tmp_path / "xpos", "lora", 0, AT, **xpos)
+    found = {label for label in read([*runs, other]).labels if label.startswith("lora")}
+    ranks = {label.replace("lora", "lora position=rope", 1) for label in ranks}
+    assert found == {"lora", "lora position=xpos", *ranks}  # the first has pass keys alone
     shutil.copytree(tmp_path / "wide", tmp_path / "again")
     with pytest.raises(ValueError, match=r"wide and .*again are the same run, seed 0: give only"):
         read([*runs, tmp_path / "again"], "extend")
@@ -130,28 +121,26 @@ def test_each_seed_may_have_a_base_of_its_own(tmp_path):
     """By hand: 12 and 14 of 20 have mean 65 %; Student's t for one degree of freedom is 12.706, and
     12.706 * 7.071 / sqrt(2) = 63.5."""
     runs = []
-    for seed, right in enumerate((2, 4)):
+    for seed, method in product((0, 1), ("lora", "adape")):
         given = {"base_model": f"output/base_{seed}", "base_weights": str(seed) * 64}
-        for method in ("lora", "adape"):
-            folder = tmp_path / f"{method}_{seed}"
-            runs.append(make_run(folder, method, seed, right={4: 10, 8: right}, **given))
+        right, folder = {4: 10, 8: 2 + 2 * seed}, tmp_path / f"{method}_{seed}"
+        runs.append(make_run(folder, method, seed, right=right, **given))
     with pytest.raises(ValueError, match=f"base_weights: {'0' * 64} -> {'1' * 64}"):
         read(runs, "extend")
     assert len(read(runs, "extend", across=["base_weights"]).labels) == 4
     within = {"name": "extend", "within": ["base_*"]}
     text = markdown(read(runs, **within))
     assert "| lora | 2 | 65.0 ± 63.5 |" in text and "| adape | 2 |" in text
-
-    other = make_run(tmp_path / "ft_0", "ft", 0, right={4: 10, 8: 9}, base_weights="1" * 64)
+    right = {4: 10, 8: 0}
+    other = make_run(tmp_path / "ft_0", "ft", 0, right=right, base_weights="1" * 64)
     with pytest.raises(ValueError, match=r"lora_0 and .*ft_0 were .* base_weights: 0+ -> 1+;"):
         read([*runs, other], **within)
-
-    base = make_run(tmp_path / "other_1", None, 1, right={4: 10, 8: 0})
+    base = make_run(tmp_path / "other_1", None, 1, right=right)
     with pytest.raises(ValueError, match=r"lora_1 was adapted from other weights than .*other_1"):
         read([*runs, base], **within)
     for seed in (0, 1):
-        given = {"right": {4: 10, 8: 0}, "weights": str(seed) * 64}
-        runs.append(make_run(tmp_path / f"base_{seed}", None, seed, **given))
+        weights = str(seed) * 64
+        runs.append(make_run(tmp_path / f"base_{seed}", None, seed, right=right, weights=weights))
     assert "| not extended | 2 |" in markdown(read(runs, **within))
     change(runs[-1], trainer={"seed": 1, "max_steps": 9})
     with pytest.raises(ValueError, match=r"base_0 and .*base_1 were .* trainer\.max_steps: "):
@@ -167,9 +156,8 @@ def test_the_demos_recipes_take_every_method(method):
     assert text.length == text.model.max_position_embeddings == 4 * base.length
     assert text.base_model == text.tokenizer == "output/rope_local"
     assert text.output_dir == f"output/extend/text_{method}_0" and text.data.name == base.data.name
-    base = composed("experiment=passkey")
     keys = composed("experiment=extend_passkey", f"peft={method}", "seed=1")
-    assert keys.data.max_length == 4 * base.data.max_length
+    assert keys.data.max_length == 4 * composed("experiment=passkey").data.max_length
     assert keys.length == Passkeys(max_length=keys.data.max_length).length
     positions = keys.model.max_position_embeddings
     assert positions >= keys.length and positions % 8 == 0

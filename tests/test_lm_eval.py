@@ -4,11 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_model
 from lm_eval.api.instance import Instance
 from test_scrolls import byte_tokenizer
+from test_stability import make_folder
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -40,13 +42,10 @@ doc_to_target: "1"
 generation_kwargs: {until: ["zz"], max_gen_toks: 6}
 metric_list: [{metric: exact_match}]
 """
+QUESTIONS = {f"What is {n} and {n + 2}?": [f"{n * 7}", f"it is {n}", "none"] for n in range(12)}
 DOCUMENTS = [
-    {
-        "question": f"What is {number} and {number + 2}?",
-        "choices": [f"{number * 7}", f"it is {number}", "none"],
-        "answer": number % 3,
-    }
-    for number in range(12)
+    {"question": question, "choices": choices, "answer": n % 3}
+    for n, (question, choices) in enumerate(QUESTIONS.items())
 ]
 
 
@@ -64,13 +63,14 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TAPE_CACHE", str(tmp_path / "cache"))
 
 
-def make_folder(folder, position="tape"):
-    tokenizer = byte_tokenizer()
-    model = make_model(position, vocab_size=len(tokenizer), max_position_embeddings=64)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "run.json").write_text("{}")
-    return folder
+@pytest.fixture
+def run(tmp_path):
+    def run(position="tape"):
+        folder = make_folder(tmp_path / "model", position, max_position_embeddings=64)
+        (folder / "run.json").write_text("{}")
+        return folder
+
+    return run
 
 
 def ask(folder, tasks, names, *given):
@@ -91,20 +91,19 @@ def log_likelihood(model, ids, begin):
 def right(folder):
     """The share that a loop over single choices gets right, by likelihood and by that per byte."""
     model, tokenizer = load(folder)
-    counts = [0, 0]
-    for document in DOCUMENTS:
-        choices, begin = document["choices"], len(tokenizer(document["question"])["input_ids"])
-        texts = [f"{document['question']} {choice}" for choice in choices]
-        found = [log_likelihood(model, tokenizer(text)["input_ids"], begin) for text in texts]
-        per_byte = [value / len(x) for value, x in zip(found, choices, strict=True)]
-        for number, values in enumerate((found, per_byte)):
-            counts[number] += values.index(max(values)) == document["answer"]
-    return [count / len(DOCUMENTS) for count in counts]
+    rights = []
+    for n, (question, choices) in enumerate(QUESTIONS.items()):
+        begin = len(tokenizer(question)["input_ids"])
+        texts = tokenizer([f"{question} {choice}" for choice in choices])["input_ids"]
+        found = np.array([log_likelihood(model, text, begin) for text in texts])
+        per_byte = found / [*map(len, choices)]
+        rights.append([found.argmax() == n % 3, per_byte.argmax() == n % 3])
+    return np.mean(rights, axis=0)
 
 
 @pytest.mark.parametrize("position", ["tape", "fire"])
-def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
-    folder = make_folder(tmp_path / "model", position)
+def test_likelihoods_are_those_of_a_loop(position, tasks, run):
+    folder = run(position)
     found = ask(folder, tasks, "sums")
     assert found["num_fewshot"] == 0 and found["max_length"] == 64
     assert found["versions"]["sums"] == 3 and found["n-samples"]["sums"]["effective"] == 12
@@ -112,8 +111,8 @@ def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
     assert shares == pytest.approx(right(folder)) and 0 < shares[0] < 1
 
 
-def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatch):
-    folder = make_folder(tmp_path / "model")
+def test_answers_that_were_given_are_not_asked_again(tasks, run, monkeypatch):
+    folder = run()
     first = ask(folder, tasks, "sums,spoken")
     monkeypatch.setattr(TapeForCausalLM, "forward", None)
     assert ask(folder, tasks, "sums,spoken") == first
@@ -121,14 +120,11 @@ def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatc
         ask(folder, tasks, "sums", "--dtype", "bfloat16")
 
 
-def asked(kind, arguments):
-    return [Instance(kind, doc={}, arguments=each, idx=n) for n, each in enumerate(arguments)]
-
-
-def harness(model, tokenizer, batch_size=1):
-    return Harness(
-        model, tokenizer=tokenizer, batch_size=batch_size, max_length=64, **entry.PRECISE
-    )
+def answers(kind, model, tokenizer, requests, batch_size=1):
+    how = {"batch_size": batch_size, "max_length": 64}
+    harness = Harness(model, tokenizer=tokenizer, **how, **entry.PRECISE)
+    asked = [Instance(kind, doc={}, arguments=each, idx=n) for n, each in enumerate(requests)]
+    return getattr(harness, kind)(asked, disable_tqdm=True)
 
 
 @torch.no_grad()
@@ -140,27 +136,23 @@ def most_likely(model, ids, count):
     return ids[-count:]
 
 
-def test_an_answer_ends_with_its_own_eos(tasks):
+def test_an_answer_ends_with_its_own_eos():
     """Also where other answers of a batch go on."""
     tokenizer = byte_tokenizer()
     model = make_model("tape", vocab_size=len(tokenizer), max_position_embeddings=64)
     prompts = [f"{n} otters at" for n in range(8)]
-    eos, ids = tokenizer.eos_token_id, [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    eos, ids = tokenizer.eos_token_id, tokenizer(prompts)["input_ids"]
     later = [id_ for each in ids for id_ in most_likely(model, each, 6)[1:]]
     common, rows = max(later, key=later.count), model.lm_head.weight.data
     rows[[eos, common]] = rows[[common, eos]]
     whole = [most_likely(model, each, 6) for each in ids]
     ends = [each.index(eos) if eos in each else len(each) for each in whole]
     assert len({*ends}) > 1
+    texts = [ids[:end] for ids, end in zip(whole, ends, strict=True)]
+    texts = tokenizer.batch_decode(texts, skip_special_tokens=True)
     requests = [(prompt, {"until": [], "max_gen_toks": 6}) for prompt in prompts]
     for batch_size in (1, 4):
-        found = harness(model, tokenizer, batch_size).generate_until(
-            asked("generate_until", requests), disable_tqdm=True
-        )
-        assert found == [
-            tokenizer.decode(ids[:end], skip_special_tokens=True)
-            for ids, end in zip(whole, ends, strict=True)
-        ]
+        assert answers("generate_until", model, tokenizer, requests, batch_size) == texts
 
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
@@ -174,63 +166,52 @@ def test_single_likelihoods(kind):
     prompt, answer = "Where was", " the heron seen, and by whom"
     ids = tokenizer(prompt + answer)["input_ids"]
     begin = 1 if whole else len(tokenizer(prompt)["input_ids"])
-    request = asked(kind, [(prompt + answer,) if whole else (prompt, answer)])
-    (found,) = getattr(harness(model, tokenizer), kind)(request, disable_tqdm=True)
+    request = (prompt + answer,) if whole else (prompt, answer)
+    (found,) = answers(kind, model, tokenizer, [request])
     value = found if whole else found[0]
     assert value == pytest.approx(log_likelihood(model, ids, begin), rel=1e-5)
 
 
-def test_random_positions_are_drawn_for_the_longest(tasks, tmp_path):
+def test_random_positions_are_drawn_for_the_longest(tasks, run):
     """Whatever else is in a batch; RandPE would refuse what goes beyond its draw."""
-    folder = make_folder(tmp_path / "model", {"name": "randpe", "eval_length": 20})
-    assert ask(folder, tasks, "spoken")["results"]
+    assert ask(run({"name": "randpe", "eval_length": 20}), tasks, "spoken")["results"]
 
 
-def test_an_extended_model_has_a_file_of_its_own(tasks, tmp_path):
-    folder = make_folder(tmp_path / "model", "rope")
+def test_an_extended_model_has_a_file_of_its_own(tasks, run):
+    folder = run("rope")
     plain, extended = ask(folder, tasks, "sums"), ask(folder, tasks, "sums", "--extend", "rerope")
     assert plain["position"] is None and extended["position"]["method"] == "rerope"
     assert len([*(folder / "lm_eval").iterdir()]) == 2
 
 
-LONGER = r"a prompt and its answer have \d\d tokens, more than --max_length "
+def test_what_cannot_be_asked_is_refused(tasks, run):
+    folder = run()
 
+    def refused(given, message):
+        with pytest.raises(ValueError, match=message):
+            ask(folder, tasks, *given.split())
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("sums", "--max_length", "18"), LONGER + "18"),
-        (("spoken", "--max_length", "9"), LONGER + "9"),
-        (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
-        (("sums", "--lengths", "32"), "--lengths: sums has no prompts of given lengths"),
-        (("babilong_qa1", "--lengths", "33"), "BABILong takes one multiple of 1,024"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):
-    folder = make_folder(tmp_path / "model")
-    with pytest.raises(ValueError, match=message):
-        ask(folder, tasks, *given)
+    longer = r"a prompt and its answer have \d\d tokens, more than --max_length "
+    refused("sums --max_length 18", longer + "18")
+    refused("spoken --max_length 9", longer + "9")
+    refused("sums --lengths 70 --max_length 64", "--lengths 70 is more than")
+    refused("sums --lengths 32", "--lengths: sums has no prompts of given lengths")
+    refused("babilong_qa1 --lengths 33", "BABILong takes one multiple of 1,024")
+    path = folder / entry.TOKENIZER
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
+    refused("sums", "requires custom code")
     assert not (folder / "lm_eval").exists()
 
 
-def test_a_tokenizer_with_code_is_refused(tasks, tmp_path):
-    folder = make_folder(tmp_path / "model")
-    path = folder / entry.TOKENIZER
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
-    with pytest.raises(ValueError, match="requires custom code"):
-        ask(folder, tasks, "sums")
-
-
 @pytest.mark.slow  # reads thousands of files
-def test_six_tasks_of_ruler_need_no_network(tmp_path, monkeypatch):
+def test_six_tasks_of_ruler_need_no_network(run, monkeypatch):
     page = (Path(entry.__file__).parents[2] / "docs" / "zero_shot.md").read_text()
     (names,) = re.findall(r"--tasks (niah_[\w,]+)", page)
     words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
-    folder = make_folder(tmp_path / "model", "rope")
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
-    ).save_pretrained(folder)
+    folder, special = run("rope"), {"eos_token": "</s>", "pad_token": "</s>"}
+    words = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", **special)
+    words.save_pretrained(folder)
     monkeypatch.setattr("datasets.load_dataset", None)
     given = ["--model", str(folder), "--lengths", "1024", "--max_length", "1400", "--limit", "1"]
     found = entry.run(parsers.lm_eval([*given, "--tasks", names]))

@@ -1,6 +1,7 @@
 """Prompts of pass keys: exact lengths and depths, the original's, and those that are trained on."""
 
 import re
+import string
 from collections import Counter
 
 import numpy as np
@@ -10,44 +11,31 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processo
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from tape.tasks.passkey.sequences import (
-    BENCHMARK,
-    FILLER,
-    PLAIN,
-    Draft,
-    Passkeys,
-    original_prompt,
-    plain_tokenizer,
-    token_counter,
-)
+from tape.tasks.passkey import sequences
+from tape.tasks.passkey.sequences import BENCHMARK, PLAIN, Draft, original_prompt, plain_tokenizer
 
-WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
+WORDS = BENCHMARK.description, sequences.FILLER, BENCHMARK.question(None, False), "Remember it."
+
+
+def trained(tokenizer, texts, size, alphabet, **special):
+    names = {"show_progress": False, "special_tokens": [*special.values()]}
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, **names)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def llama_like():
     """As Llama's: spaces belong to words, a token per digit, BOS before the text."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre.Split(Regex(r"\d|\n|▁?[^▁\d\n]+|▁"), "isolated")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=special,
-        initial_alphabet=["▁", "\n", *"0123456789", *"abcdefghijklmnopqrstuvwxyzTIFRHW.?"],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(WORDS, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    alphabet = ["▁", "\n", *string.digits, *string.ascii_lowercase, *"TIFRHW.?"]
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return trained(tokenizer, WORDS, 500, alphabet, **special)
 
 
 TOKENIZERS = {
@@ -55,16 +43,14 @@ TOKENIZERS = {
     "byte_level": (BENCHMARK, byte_tokenizer([*WORDS, *map(str, range(100, 400))])),
     "llama_like": (BENCHMARK, llama_like()),
 }
-each_text = pytest.mark.parametrize(
-    ("text", "tokenizer"), TOKENIZERS.values(), ids=TOKENIZERS.keys()
-)
+each_text = pytest.mark.parametrize(("text", "tokenizer"), TOKENIZERS.values(), ids=TOKENIZERS)
 
 
 @each_text
 @pytest.mark.parametrize("depth", [0.0, 0.13, 0.5, 1.0])
 def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokenizer, depth):
     for n, length in enumerate((211, 222, 700)):
-        prompt = Draft(text, depth, (0, n)).fitted(length, token_counter(tokenizer))
+        prompt = Draft(text, depth, (0, n)).fitted(length, sequences.token_counter(tokenizer))
         assert len(tokenizer(prompt.text)["input_ids"]) == length
         (key,) = prompt.values
         line, question = text.line(None, key, False), text.question(None, False)
@@ -73,17 +59,14 @@ def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokeni
         assert not re.search(r"\d", before + after)
         assert before.startswith(text.description) and after.endswith(question)
         garbage = before.removeprefix(text.description), after.removesuffix(question)
-        tokens = [
-            len(tokenizer(part.strip("\n").rstrip(), add_special_tokens=False)["input_ids"])
-            for part in garbage
-        ]
+        tokens = [len(tokenizer.tokenize(part.strip("\n").rstrip())) for part in garbage]
         assert tokens[0] / sum(tokens) == pytest.approx(depth, abs=0.04)
 
 
 @each_text
 def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
     draft = Draft(text, 0.5, (0, 1), keys=3, values=2)
-    prompt = draft.fitted(600, token_counter(tokenizer))
+    prompt = draft.fitted(600, sequences.token_counter(tokenizer))
     assert len(tokenizer(prompt.text)["input_ids"]) == 600
     name = re.search(r"pass keys of (\w+)", prompt.text, re.IGNORECASE)[1]
     found = re.findall(r"one pass key of (\w+) is (\d+)", prompt.text, re.IGNORECASE)
@@ -95,7 +78,7 @@ def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
 
 @each_text
 def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
-    count = token_counter(tokenizer)
+    count = sequences.token_counter(tokenizer)
     draft = Draft(text, 0.5, (0, 0))
     bare = count(draft.prompt([0, 0]).text)
     assert count(draft.fitted(bare, count).text) == bare
@@ -105,19 +88,19 @@ def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
 
 def test_the_original_rule():
     """Of 1,000 tokens: 3,750 characters, rounded down to 3 x 1,024."""
-    filler = (
-        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-    )
+    filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. "
+    filler = (filler + "There and back again. ") * 40
     for seed in range(5):
         np.random.seed(seed)
         before, key = np.random.randint(0, 3072), np.random.randint(1, 50000)
-        lines = original_prompt(1000, seed).text.split("\n")
-        assert len(lines) == 5 and lines[0] == BENCHMARK.description
-        assert lines[1] == " ".join([filler] * 40)[:before]
-        assert lines[2] == f"The pass key is {key}. Remember it. {key} is the pass key."
-        assert lines[3] == " ".join([filler] * 40)[: 3072 - before]
-        assert lines[4] == "What is the pass key? The pass key is"
-        assert original_prompt(1000, seed).values == (str(key),)
+        prompt = original_prompt(1000, seed)
+        assert prompt.values == (str(key),) and prompt.text.split("\n") == [
+            BENCHMARK.description,
+            filler[:before],
+            f"The pass key is {key}. Remember it. {key} is the pass key.",
+            filler[: 3072 - before],
+            "What is the pass key? The pass key is",
+        ]
     with pytest.raises(ValueError, match="no garbage to prompts of 273 tokens"):
         original_prompt(273, 0)
     assert len(original_prompt(274, 0).text) > 1024
@@ -127,12 +110,11 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
     tokenizer = plain_tokenizer()
     for keys, values in ((1, 1), (3, 1), (1, 2), (24, 2)):
         draft = Draft(PLAIN, 0.5, (keys, values), keys, values)
-        prompt = draft.fitted(1000, token_counter(tokenizer))
+        prompt = draft.fitted(1000, sequences.token_counter(tokenizer))
         ids = tokenizer(prompt.text + prompt.answer)["input_ids"]
         assert tokenizer.decode(ids) == prompt.text + prompt.answer
-        digits = sum(map(len, prompt.values)) + values - 1
-        assert len(ids) == 1000 + digits
+        assert len(ids) == 1000 + sum(map(len, prompt.values)) + values - 1
     with pytest.raises(Exception, match="UNK"):
         tokenizer("find the treasure")
     with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
-        Passkeys(max_length=24)
+        sequences.Passkeys(max_length=24)

@@ -11,10 +11,8 @@ from tape.results.rates import choices, main, read_finished, table
 from tape.results.runs import read_all
 from tape.settings.groups import CONFIG
 
-LOSSES = {
-    "rope": {0.001: 3.0, 0.002: 2.5, 0.004: 2.75},
-    "tape": {0.001: 2.9, 0.002: 2.7, 0.004: 2.6},
-}
+LOSSES = {"rope": (3.0, 2.5, 2.75), "tape": (2.9, 2.7, 2.6)}  # at RATES
+RATES = (0.001, 0.002, 0.004)
 
 
 def make_run(folder, encoding, rate, loss, seed=7, last=5, **others):
@@ -28,23 +26,14 @@ def make_run(folder, encoding, rate, loss, seed=7, last=5, **others):
 
 @pytest.fixture
 def runs(tmp_path):
-    return [
-        make_run(tmp_path / f"rates_{name}_{rate}", name, rate, loss)
-        for name, losses in LOSSES.items()
-        for rate, loss in losses.items()
-    ]
-
-
-def found(runs):
-    return choices(read_all(runs, "", read_finished)[0])
+    each = [(name, *x) for name, y in LOSSES.items() for x in zip(RATES, y, strict=True)]
+    return [make_run(tmp_path / f"rates_{x[0]}_{x[1]}", *x) for x in each]
 
 
 def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
-    more = [
-        make_run(tmp_path / f"more_{rate}", "rope", rate, loss, seed=8)
-        for rate, loss in {0.001: 2.0, 0.004: 1.0}.items()
-    ]
-    chosen = found([*runs, *more])
+    for rate, loss in ((0.001, 2.0), (0.004, 1.0)):
+        runs.append(make_run(tmp_path / f"more_{rate}", "rope", rate, loss, seed=8))
+    chosen = choices(read_all(runs, "", read_finished)[0])
     assert chosen.rates == {"rope": 0.004}
     assert table(chosen).splitlines()[2:4] == [
         "| rope | 2.5000 | - | 1.8750 | 0.004 * |",
@@ -53,9 +42,8 @@ def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
 
 
 def test_command(runs, tmp_path, capsys):
-    target = tmp_path / "config" / "text.yaml"
+    target, out = tmp_path / "config" / "text.yaml", tmp_path / "out"
     write_text(target, "fire: 0.25\nrope: 0.5\n")
-    out = tmp_path / "out"
     main([*map(str, runs), "--out", str(out), "--into", str(target)])
     assert OmegaConf.load(target) == {"fire": 0.25, "rope": 0.002, "tape": 0.004}
     assert OmegaConf.load(out / "rates.yaml") == {"rope": 0.002, "tape": 0.004}
@@ -71,19 +59,16 @@ def test_command(runs, tmp_path, capsys):
     assert "no validation loss at its last step" in text
 
 
-@pytest.mark.parametrize(
-    ("encoding", "changes", "message"),
-    [
-        ("fire", {"eval_blocks": 9}, r"eval_blocks: \(absent\) -> 9"),
-        ("rope", {"vocab_size": 5}, "were trained with different settings: vocab_size"),
-        ("rope", {}, "other is given twice, or is as another run"),
-        ("tape", {"position__width": 4}, "one learning rate per name: rope, tape.*leave some"),
-    ],
-)
-def test_what_cannot_be_chosen_from_is_refused(encoding, changes, message, runs, tmp_path):
-    other = make_run(tmp_path / "other", encoding, 0.001, 2.0, **changes)
-    with pytest.raises(SystemExit, match=message):
-        main([*map(str, runs), str(other), "--out", str(tmp_path / "out")])
+def test_what_cannot_be_chosen_from_is_refused(runs, tmp_path):
+    def refused(message, encoding, **changes):
+        other = make_run(tmp_path / f"{encoding}_{len(changes)}", encoding, 0.001, 2.0, **changes)
+        with pytest.raises(SystemExit, match=message):
+            main([*map(str, runs), str(other), "--out", str(tmp_path / "out")])
+
+    refused(r"eval_blocks: \(absent\) -> 9", "fire", eval_blocks=9)
+    refused("were trained with different settings: vocab_size", "rope", vocab_size=5)
+    refused("rope_0 is given twice, or is as another run", "rope")
+    refused("one learning rate per name: rope, tape.*leave some", "tape", position__width=4)
 
 
 @pytest.mark.parametrize(
@@ -108,17 +93,14 @@ def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, pa
     assert found == (OmegaConf.load(file) if isinstance(chosen, str) else chosen)
 
 
-@pytest.mark.parametrize(
-    ("given", "rate"),
-    [
-        ("experiment=synthetic data=add position=nope", 1e-2),
-        ("experiment=synthetic data=parity position=nope", 0.5),
-        ("experiment=synthetic data=copy position=t5", 3e-3),
-        ("experiment=text position=rope", OmegaConf.load(CONFIG / "rates" / "text.yaml").rope),
-        ("experiment=text position=dape", 1.6e-2),
-    ],
-)
-def test_runs_take_the_chosen_rates(given, rate):
+def test_runs_take_the_chosen_rates():
     """Synthetic tasks those of their family."""
-    changed = ["learning_rates.counting.nope=0.5"] if "synthetic" in given else []
-    assert composed(*given.split(), *changed).trainer.learning_rate == rate
+    text = OmegaConf.load(CONFIG / "rates" / "text.yaml")
+    for given, rate in (
+        ("synthetic data=add position=nope", 1e-2),
+        ("synthetic data=parity position=nope learning_rates.counting.nope=0.5", 0.5),
+        ("synthetic data=copy position=t5", 3e-3),
+        ("text position=rope", text.rope),
+        ("text position=dape", 1.6e-2),
+    ):
+        assert composed(*f"experiment={given}".split()).trainer.learning_rate == rate

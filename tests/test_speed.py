@@ -8,20 +8,8 @@ import pytest
 import torch
 from commands import ROOT
 
-from benchmarks import speed as module
+from benchmarks import speed as bench
 from benchmarks.parsers import ENCODINGS
-from benchmarks.speed import (
-    TOO_LARGE,
-    in_turn,
-    inability,
-    loads,
-    main,
-    measure,
-    observed,
-    parse,
-    read,
-    results,
-)
 from benchmarks.workloads import CASES, DEVICE, Load
 from tape.evaluation.tables import markdown_table
 
@@ -30,22 +18,21 @@ def test_methods_take_turns_in_alternating_order():
     """Work that is short is repeated within its turn."""
     order = []
     work = {name: lambda name=name: order.append(name) for name in "abc"}
-    times = in_turn(work, 3, warm_up=0)
+    times = bench.in_turn(work, 3, warm_up=0)
     assert "".join(order) == "cbaabccba" and {len(each) for each in times.values()} == {3}
     order.clear()
-    in_turn(work, 7, warm_up=1, least=0.001)
+    bench.in_turn(work, 7, warm_up=1, least=0.001)
     assert min(order.count(name) for name in work) > 8
 
 
 def test_memory_is_that_of_tensors_at_most():
     def work():
-        a = torch.zeros(1000)
-        b = torch.zeros(3000)
+        a, b = torch.zeros(1000), torch.zeros(3000)
         del a
         return torch.zeros(500), b
 
     if DEVICE.type == "cpu":
-        assert observed(work)[0] == 4 * 4000
+        assert bench.observed(work)[0] == 4 * 4000
 
 
 def test_unfused_attention_is_no_fused_kernel():
@@ -53,31 +40,28 @@ def test_unfused_attention_is_no_fused_kernel():
     q = torch.randn(1, 1, 4, 8, requires_grad=True)
     mask = torch.zeros(1, 1, 4, 4, requires_grad=True)
     attend = torch.nn.functional.scaled_dot_product_attention
-    assert observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
-    assert observed(lambda: attend(q, q, q, is_causal=True))[1] != []
+    assert bench.observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
+    assert bench.observed(lambda: attend(q, q, q, is_causal=True))[1] != []
 
 
 def test_what_cannot_run_is_left_out(monkeypatch):
     """Beside others, or in the rounds: the reason is given in place of numbers."""
     with pytest.raises(RuntimeError) as failed:
         torch.empty(2**45, device=DEVICE)
-    assert inability(failed.value) == TOO_LARGE
-    assert inability(ValueError("takes float16\nand bfloat16")) == "takes float16"
+    assert bench.inability(failed.value) == bench.TOO_LARGE
+    assert bench.inability(ValueError("takes float16\nand bfloat16")) == "takes float16"
     with pytest.raises(RuntimeError, match="shapes differ"):
-        inability(RuntimeError("shapes differ"))
+        bench.inability(RuntimeError("shapes differ"))
 
     def work(method):
         done = iter(range({"large": 0, "growing": 5, "small": 10**9}[method]))
         return lambda: next(done)
 
-    monkeypatch.setattr(module, "inability", lambda error: TOO_LARGE)
-    rows = measure("", ["large", "small"], work, 7)
-    assert [*rows.note] == [TOO_LARGE] + [""] * 7 and rows.seconds[1:].notna().all()
-    rows = measure("", ["small", "growing"], work, 7)
-    assert [*rows.note] == [TOO_LARGE] * 2 and rows.seconds.isna().all()
-
-
-# ---- the command
+    monkeypatch.setattr(bench, "inability", lambda error: bench.TOO_LARGE)
+    rows = bench.measure("", ["large", "small"], work, 7)
+    assert [*rows.note] == [bench.TOO_LARGE] + [""] * 7 and rows.seconds[1:].notna().all()
+    rows = bench.measure("", ["small", "growing"], work, 7)
+    assert [*rows.note] == [bench.TOO_LARGE] * 2 and rows.seconds.isna().all()
 
 
 @pytest.fixture
@@ -85,11 +69,10 @@ def speed(tmp_path, monkeypatch, capsys):
     """Runs the command in a folder of its own; returns what it prints and its table."""
     monkeypatch.chdir(tmp_path)
 
-    def speed(*arguments):
-        words = ["--shape", "tiny", "--new", "2", "--rounds", "7", "--out", "speed"]
-        main([*words, *map(str, arguments)])
-        out = parse([*words, *map(str, arguments)]).out
-        found = pd.read_csv(out / "speed.csv", keep_default_na=False)
+    def speed(*arguments, out="speed"):
+        words = ["--shape", "tiny", "--new", "2", "--rounds", "7", "--out", out]
+        bench.main([*words, *arguments])
+        found = pd.read_csv(Path(out, "speed.csv"), keep_default_na=False)
         return capsys.readouterr().out, found
 
     return speed
@@ -97,24 +80,20 @@ def speed(tmp_path, monkeypatch, capsys):
 
 def test_methods_alone_have_a_comparison_each():
     words = "--shape tiny --case layer --methods rope tape --backends sdpa --compiled yes --alone"
-    found = loads(parse(words.split())).values()
+    found = bench.loads(bench.parse(words.split())).values()
     assert [methods for _, methods in found] == 2 * [["rope"], ["tape"]]
     assert all(load.compiled for load, _ in found)
 
 
 @pytest.mark.slow
 def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
-    asked = ("--case", *CASES, "--lengths", 8, "--backends", "sdpa")
+    asked = ("--case", *CASES, "--lengths", "8", "--backends", "sdpa")
     asked += ("--methods", "rope", "tape without its update", "llama", "lora")
     printed, rows = speed(*asked)
-    key = ["case", "work", "method", "backend", "length"]
-    expected = [
-        (load.case, load.work, method, load.backend, 8)
-        for load, methods in loads(parse(["--shape", "tiny", *map(str, asked)])).values()
-        for method in methods
-    ]
-    assert [*rows[key].itertuples(index=False, name=None)] == expected
-    assert {*rows.case} == {*CASES}
+    found = bench.loads(bench.parse(["--shape", "tiny", *asked])).values()
+    expected = [(x.case, x.work, method) for x, methods in found for method in methods]
+    assert [*zip(rows.case, rows.work, rows.method, strict=True)] == expected
+    assert {*rows.case} == {*CASES} and {*rows.backend} == {"sdpa"} and {*rows.length} == {8}
     for row in rows.itertuples():
         numbers = [row.milliseconds, row.tokens_per_second, row.memory_mib, row.ratio]
         assert all(math.isfinite(float(x)) and float(x) > 0 for x in numbers), row
@@ -127,24 +106,20 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
 @pytest.mark.slow
 def test_all_encodings(speed, monkeypatch):
     """Layers are called for their memory and kernels, or a note says why not."""
-
-    def once(work, rounds, *_):
-        return dict.fromkeys(work, [1.0] * rounds)
-
-    monkeypatch.setattr(module, "in_turn", once)
-    _, rows = speed("--case", "layer", "--lengths", 8, "--backends", "eager")
+    monkeypatch.setattr(bench, "in_turn", lambda work, *_: dict.fromkeys(work, [1.0] * 7))
+    _, rows = speed("--case", "layer", "--lengths", "8", "--backends", "eager")
     assert {*ENCODINGS} < {*rows.method} and (rows.note == "").all()
     flex = ("--backends", "flex_attention", "--methods", "rope", "alibi")
-    _, rows = speed("--case", "layer", "--lengths", 8, *flex, "--out", "flex")
+    _, rows = speed("--case", "layer", "--lengths", "8", *flex, out="flex")
     assert all((rows.milliseconds == "") == (rows.note != ""))
     assert torch.cuda.is_available() or (rows[rows.work == "training"].note != "").all()
 
 
-SHORT = ("--case", "layer", "--lengths", 8, "--backends", "sdpa", "--methods", "rope", "tape")
+SHORT = ("--case", "layer", "--lengths", "8", "--backends", "sdpa", "--methods", "rope", "tape")
 
 
 def test_a_killed_run_is_continued(speed, monkeypatch):
-    done = []
+    done, measure = [], bench.measure
 
     def measure_one(*given):
         if done:
@@ -153,34 +128,33 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
         return measure(*given)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr(module, "measure", measure_one)
+        patch.setattr(bench, "measure", measure_one)
         speed(*SHORT)
     assert stopped.value.code == 130
     rounds = Path("speed/speed_rounds.csv")
     begun = rounds.read_text()
-    assert [*read(rounds).comparison.unique()] == done
+    assert [*bench.read(rounds).comparison.unique()] == done
     printed, rows = speed(*SHORT)
     assert rounds.read_text().startswith(begun)  # nothing is measured twice
     counted = pd.read_csv(rounds).groupby(["comparison", "method"]).size()
     assert {*counted} == {7} and len(counted) == len(rows) == 4
-    monkeypatch.setattr(module, "measure", measure_one)
+    monkeypatch.setattr(bench, "measure", measure_one)
     again, same = speed(*SHORT)
     assert again == printed and same.equals(rows)  # nor measured again
     # Other settings, machines and code are another folder.
     before = {path: path.read_bytes() for path in Path("speed").rglob("*.*")}
-    message = r"^error: .*batch: None -> 2.*give this one another place"
-    with pytest.raises(SystemExit, match=message):
-        speed(*SHORT, "--batch", 2)
-    monkeypatch.setattr(module, "surroundings", lambda: {"commit": "new", "machine": "an abacus"})
+    with pytest.raises(SystemExit, match=r"^error: .*batch: None -> 2.*give this one another"):
+        speed(*SHORT, "--batch", "2")
+    monkeypatch.setattr(bench, "surroundings", lambda: {"commit": "new", "machine": "an abacus"})
     with pytest.raises(SystemExit, match=r"commit: .* -> new; machine: .* -> an abacus"):
         speed(*SHORT)
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
 
 
 def test_the_documented_training_steps_follow_from_their_rows():
-    rows = read(ROOT / "docs" / "results" / "train_step" / "rounds.csv")
+    rows = bench.read(ROOT / "docs" / "results" / "train_step" / "rounds.csv")
     load = Load("training", "small", "sdpa", batch=8, length=256)
-    found = results(rows, load)
+    found = bench.results(rows, load)
     memory = found.memory_mib / found.memory_mib[0]
     lines = [["encoding", "time / rope", "memory / rope"]]
     for row, share in zip(found.itertuples(), memory, strict=True):

@@ -1,12 +1,13 @@
 """What is inside a model, and how it changes when a text is moved."""
 
-import json
 import math
 from argparse import Namespace
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
+import results
 import torch
 from conftest import make_model, random_tokens
 from every_encoding import POSITIONS
@@ -15,52 +16,35 @@ from test_scrolls import byte_tokenizer
 from tape.analysis import inside, stability, visualize
 from tape.analysis.inside import look_inside, models
 from tape.analysis.stability import attention_change, dot_change, moved
-from tape.positions import Positions
 from tape.runs.folder import TRAINED
 from tape.statistics import student
 
 LENGTH = 12
+IDS = random_tokens(1, LENGTH)[0]
 
 
-def ids(length=LENGTH):
-    return random_tokens(1, length)[0]
-
-
-@pytest.mark.parametrize("position", ["tape", "alibi"])
-def test_weights_and_states_are_those_that_the_layers_use(position):
-    model = make_model(position, dtype=torch.float64)
-    found = look_inside(model, ids())
-    assert len(found.attention) == model.config.num_hidden_layers
-    for weights in found.attention:
+def test_every_layer_has_its_attention_weights():
+    model = make_model("tape", dtype=torch.float64)
+    found = look_inside(model, IDS).attention
+    assert len(found) == model.config.num_hidden_layers
+    for weights in found:
         torch.testing.assert_close(weights.sum(-1), torch.ones(4, LENGTH))
         assert weights.shape == (4, LENGTH, LENGTH) and not weights.triu(1).any()
     assert model.config._attn_implementation == "sdpa"  # as before
-    if position == "alibi":
-        assert found.states == [None] * 3
-        return
-    place = torch.arange(LENGTH)[None]
-    e = model.model.position.state(Positions(place, place), torch.float64)[0, 0]  # (T, 2, F)
-    expected = torch.einsum("ipf,jpf->ij", e, e)
-    torch.testing.assert_close(inside.dot_products(found.states[0])[0], expected.float())
 
 
 # A state that layers update passes by those of the other encodings.
-MIXTURES = {
-    name: {"name": "mixed", "pattern": names.split()}
-    for name, names in {
-        "by": "tape rope tape nope",
-        "selective": "tape selective xpos tape",
-        "pope": "pope fox rope alibi",
-    }.items()
-}
+MIXTURES = ("tape rope tape nope", "tape selective xpos tape", "pope fox rope alibi")
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*POSITIONS, *MIXTURES])
 def test_a_layer_has_the_state_that_it_reads(name):
     """One that changes what it returns."""
-    changes = {"num_hidden_layers": 4, "num_recurrences": 2} if "mixed" in (name, *MIXTURES) else {}
-    model = make_model(MIXTURES.get(name, name), **changes)
+    mixed, changes = {"name": "mixed", "pattern": name.split()}, {}
+    if name in ("mixed", *MIXTURES):
+        changes = {"num_hidden_layers": 4, "num_recurrences": 2}
+    model = make_model(mixed if name in MIXTURES else name, **changes)
     read = []
 
     def record(attention, given):
@@ -71,10 +55,9 @@ def test_a_layer_has_the_state_that_it_reads(name):
 
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(record)
-    states = look_inside(model, ids()).states
+    states = look_inside(model, IDS).states
     assert [e is None for e in states] == [e is None for e in read]
-    for e, expected in zip(states, read, strict=True):
-        assert e is None or torch.equal(e, expected)
+    assert all(e is None or torch.equal(e, x) for e, x in zip(states, read, strict=True))
 
 
 def test_changes_by_hand():
@@ -86,20 +69,17 @@ def test_changes_by_hand():
     other = torch.tensor([[[[9.0], [9.0]], [[2.0], [0.0]], [[1.0], [2.0]]]])  # 4, 2, 2, 5
     assert dot_change(e, other) == pytest.approx(100 * 3 / 32**0.5)
     assert math.isnan(dot_change(None, None))
+    assert inside.dot_products(torch.cat((e, -e), 1))[0, 0].tolist() == [4, 0, -4, 0]
 
 
-@pytest.mark.parametrize(
-    ("position", "changes"),
-    [
-        *((name, False) for name in ("rope", "xpos", "tape", "alibi")),
-        # FIRE measures distances by how far into the text the query is.
-        *((name, True) for name in ("tape_not_equivariant", "fire")),
-    ],
-)
-def test_positions_that_begin_later_change_what_is_not_relative(position, changes):
-    model = make_model(position, dtype=torch.float64)
+NOT_RELATIVE = ["tape_not_equivariant", "fire"]  # FIRE measures from where the query is
+
+
+@pytest.mark.parametrize("position", ["rope", "xpos", "tape", "alibi", *NOT_RELATIVE])
+def test_positions_that_begin_later_change_what_is_not_relative(position):
+    model, changes = make_model(position, dtype=torch.float64), position in NOT_RELATIVE
     for by in (3, 40):
-        attention, dots = zip(*moved(model, ids(), 0, "ids", by), strict=True)
+        attention, dots = zip(*moved(model, IDS, 0, "ids", by), strict=True)
         assert attention[-1] > 0.1 if changes else max(attention) < 1e-3
         if position in ("alibi", "fire"):
             assert all(map(math.isnan, dots))
@@ -108,7 +88,7 @@ def test_positions_that_begin_later_change_what_is_not_relative(position, change
 
 
 def test_bos_in_front_changes_attention_and_the_state_of_later_layers():
-    found = moved(make_model("tape", dtype=torch.float64), ids(), 5, "bos", 3)
+    found = moved(make_model("tape", dtype=torch.float64), IDS, 5, "bos", 3)
     # The first state is the rotation, and the rest of its softmax is as before.
     assert max(found[0]) < 1e-3 < min(found[1])
 
@@ -116,11 +96,8 @@ def test_bos_in_front_changes_attention_and_the_state_of_later_layers():
 def test_drawn_positions_are_drawn_once():
     """For RandPE as long as the longer text: of 40 coordinates all are drawn, none is left out."""
     model = make_model({"name": "randpe", "length": 40}, dtype=torch.float64)
-    assert max(dot for _, dot in moved(model, ids(), 0, "ids", 40 - LENGTH)) < 1e-3
-    assert moved(model, ids(), 0, "ids", 9)[0][1] > 1
-
-
-# ---- commands
+    assert max(dot for _, dot in moved(model, IDS, 0, "ids", 40 - LENGTH)) < 1e-3
+    assert moved(model, IDS, 0, "ids", 9)[0][1] > 1
 
 
 def make_folder(folder, position, **changes):
@@ -130,13 +107,8 @@ def make_folder(folder, position, **changes):
     return folder
 
 
-def make_run(folder, position, seed, length=8):
-    """As train.py leaves it; what the encoding is of is in the settings."""
-    make_folder(folder, position, seed=seed)
-    settings = {"seed": seed, "length": length, "trainer": {"seed": seed}}
-    settings["position"] = {"name": position}
-    (folder / TRAINED).write_text(json.dumps(settings))
-    return folder
+def make_run(folder, seed, **changes):
+    return make_folder(results.make_run(folder, "rope", seed, **changes), "rope", seed=seed)
 
 
 def test_the_table_of_two_models(tmp_path, analyse):
@@ -152,36 +124,26 @@ def test_the_table_of_two_models(tmp_path, analyse):
     assert "\n| TAPE (paper) |  | 3 BOS tokens in front |  | 9.08 | 11.24 | - |" in text
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_seeds_of_one_run_are_one_row(tmp_path, analyse):
-    models = [make_run(tmp_path / f"rope_{seed}", "rope", seed) for seed in (0, 1)]
-    models.append(make_run(tmp_path / "alone", "alibi", 0))
-    text, out = analyse(visualize, models, "--length", "30", "--windows", "1")
-    rows = pd.read_csv(out / "attention.csv")
-    names = {"rope_0": "rope", "rope_1": "rope", "alone": "alone"}
-    assert dict(zip(rows["model"], rows["row"], strict=True)) == names
-    found = rows[(rows["row"] == "rope") & (rows["layer"] == 2)]["entropy"].tolist()
-    assert f" {np.mean(found):.3f} ± {student(found):.3f} | 1.000 ± 0.000 |" in text
-    drawn = {path.stem for path in out.glob("attention_*.png")}
-    assert drawn == {"attention_rope", "attention_alone"}
+@pytest.fixture
+def seeds(tmp_path):
+    return [make_run(tmp_path / f"run_{seed}", seed) for seed in (0, 1)]
 
 
-def names_and_rows(*folders):
-    return [(each["model"], each["row"]) for each in models(list(folders)).values()]
-
-
-def test_no_two_rows_have_one_name(tmp_path):
-    seeds = [make_run(tmp_path / f"run_{seed}", "rope", seed) for seed in (0, 1)]
+def test_no_two_rows_have_one_name(seeds, tmp_path):
     alone, other = (make_folder(tmp_path / name, "alibi") for name in ("rope", "other/rope"))
-    assert names_and_rows(*seeds, alone)[::2] == [("run_0", "rope, seeds"), ("rope", "rope")]
-    longer = [make_run(tmp_path / f"longer_{seed}", "rope", seed, length=9) for seed in (0, 1)]
-    rows = dict(names_and_rows(*seeds, *longer))
-    assert rows["run_0"] == "rope length=8" and rows["longer_1"] == "rope length=9"
-    assert names_and_rows(alone, other) == [(str(x), str(x)) for x in (alone, other)]
+
+    def rows(*folders):
+        return {each["model"]: each["row"] for each in models([*folders]).values()}
+
+    assert rows(*seeds, alone) == {"run_0": "rope, seeds", "run_1": "rope, seeds", "rope": "rope"}
+    longer = make_run(tmp_path / "longer", 1, length=9)
+    same = dict.fromkeys(("run_0", "run_1"), "rope length=8")
+    assert rows(*seeds, longer) == same | {"longer": "longer"}
+    assert rows(alone, other) == {str(x): str(x) for x in (alone, other)}
     with pytest.raises(ValueError, match="are the same run, seed 0: give only one"):
-        models([seeds[0], make_run(tmp_path / "copy", "rope", 0)])
+        models([seeds[0], make_run(tmp_path / "copy", 0)])
     (seeds[0] / TRAINED).write_text("{}")
-    with pytest.raises(ValueError, match=r"trained\.json is damaged \(KeyError: 'seed'\)"):
+    with pytest.raises(ValueError, match=r"trained\.json is damaged \(KeyError: 'seed'"):
         models(seeds)
 
 
@@ -204,9 +166,6 @@ def test_windows_are_spread_over_a_text(tmp_path, text_file):
         inside.windows(given, folder, decoder, 500)
 
 
-# ---- pictures
-
-
 def test_numbers_by_hand():
     T = 16
     A = torch.ones(1, T, T).tril() / torch.arange(1, T + 1)[:, None]  # all tokens before alike
@@ -221,16 +180,19 @@ def test_numbers_by_hand():
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_pictures_of_two_models(tmp_path, analyse):
-    names = ("tape", "mixed")
-    models = [make_folder(tmp_path / name, name) for name in names]
-    text, out = analyse(visualize, models, "--length", "16", "--windows", "2", "--heads", "1")
-    drawn = {path.stem for path in out.glob("*.png")}
-    names = [f"{what}_{name}" for what in ("attention", "dot_products") for name in names]
-    assert drawn == {"distance", *names}
+def test_pictures_and_the_table(seeds, tmp_path, analyse):
+    """Seeds of one run are one row."""
+    models = [make_folder(tmp_path / name, name) for name in ("tape", "mixed")]
+    given = ("--length", "16", "--windows", "2", "--heads", "1")
+    text, out = analyse(visualize, [*models, *seeds], *given)
+    names = product(("attention", "dot_products"), ("tape", "mixed", "rope"))
+    assert {path.stem for path in out.glob("*.png")} == {"distance", *map("_".join, names)}
     rows = pd.read_csv(out / "attention.csv")
-    assert rows["layer"].tolist() == [1, 2, 3] * 2
+    assert rows["layer"].tolist() == [1, 2, 3] * 4
+    assert rows["row"].tolist() == ["tape"] * 3 + ["mixed"] * 3 + ["rope"] * 6
     assert 0 < rows["beyond_a_quarter"][0] < 1 and rows["entropy"][0] > 0
     assert rows["magnitude"][0] == pytest.approx(1.0)
     assert rows[rows["magnitude"].isna()]["layer"].tolist() == [2]
-    assert text.count("\n| ") == 6
+    found = rows["entropy"][[7, 10]].tolist()  # of the second layer
+    assert f" {np.mean(found):.3f} ± {student(found):.3f} | 1.000 ± 0.000 |" in text
+    assert text.count("\n| ") == 9

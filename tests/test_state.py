@@ -1,6 +1,4 @@
-"""Interventions on TAPE's state are what they are said to be, and phases equal loops."""
-
-import cmath
+"""Interventions on TAPE's state are what they are said to be, and so are its phases."""
 
 import pandas as pd
 import pytest
@@ -13,47 +11,32 @@ from tape.analysis.inside import look_inside
 from tape.analysis.state import INTERVENTIONS, intervene, losses_of, phase_by_distance
 from tape.positions.rotary import RotaryLayer
 
+IDS = random_tokens(2, 20)
 
-def logits(model, ids):
+
+def logits(model, ids=IDS):
     with torch.no_grad():
         return model(ids).logits
 
 
-def changed(name, **changes):
-    model = make_model("tape", num_hidden_layers=3, **changes)
+def changed(name):
+    model = make_model("tape")
     intervene(model, name)
     return model
 
 
-def without(*names):
-    """TAPE with these of its maps at zero."""
-    model = make_model("tape", num_hidden_layers=3)
-    for name, parameter in model.named_parameters():
-        if any(f".context.{part}." in name for part in names):
-            torch.nn.init.zeros_(parameter)
-    return model
+ZEROS = {"initial": "mix down", "without_attention": "mix", "without_feed_forward": "down"}
 
 
-@pytest.mark.parametrize(
-    ("name", "zeros"),
-    [
-        ("initial", ("mix", "down")),
-        ("without_attention", ("mix",)),
-        ("without_feed_forward", ("down",)),
-    ],
-)
+@pytest.mark.parametrize(("name", "zeros"), ZEROS.items())
 def test_updates_that_are_left_out_equal_maps_of_zero(name, zeros):
-    ids = random_tokens(2, 20)
-    expected = logits(without(*zeros), ids)
-    torch.testing.assert_close(logits(changed(name), ids), expected)
-    assert (expected - logits(make_model("tape", num_hidden_layers=3), ids)).abs().max() > 1e-4
-
-
-def test_the_initial_state_is_ropes():
-    ids = random_tokens(2, 20)
-    rope, tape = make_model("rope", num_hidden_layers=3), changed("initial")
-    rope.load_state_dict(tape.state_dict(), strict=False)
-    torch.testing.assert_close(logits(tape, ids), logits(rope, ids))
+    model = make_model("tape")
+    before = logits(model)
+    for parameter_name, parameter in model.named_parameters():
+        if any(f".context.{part}." in parameter_name for part in zeros.split()):
+            torch.nn.init.zeros_(parameter)
+    torch.testing.assert_close(logits(changed(name)), expected := logits(model))
+    assert (expected - before).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -73,50 +56,43 @@ def test_queries_and_keys_are_rotated_by_the_changed_state(name, change, monkeyp
         return q, k, None
 
     monkeypatch.setattr(RotaryLayer, "prepare", record)
-    ids = random_tokens(2, 12)
-    logits(make_model("tape", num_hidden_layers=3), ids)
+    logits(make_model("tape"))
     expected = [change(e, used[0]) if len(e) > 1 else e for e in used]
     used.clear()
-    logits(changed(name), ids)
+    logits(changed(name))
     assert len(used) == len(expected) == 3
     for found, e in zip(used, expected, strict=True):
         torch.testing.assert_close(found, e)
 
 
-def test_phases_by_distance_equal_loops():
+def test_phases_by_distance():
     model, T = make_model("tape", num_hidden_layers=2), 9
     states = look_inside(model, random_tokens(1, T)[0]).states
-    e, first = states[1].double(), states[0].double()
+    first, e = (torch.complex(*x.double().unbind(-2)) for x in states)
     found = phase_by_distance(states[1], states[0])
     for distance in range(T):
-        shifts = []
-        for head in e:
-            for i in range(max(distance, T // 2), T):
-                for f in range(e.shape[-1]):
-                    own, rope = (
-                        complex(*x[i, :, f]) * complex(*x[i - distance, :, f]).conjugate()
-                        for x in (head, first[0])
-                    )
-                    shifts.append(abs(cmath.phase(own / rope)))
-        assert found[distance].item() == pytest.approx(sum(shifts) / len(shifts), abs=1e-6)
+        queries = torch.arange(max(distance, T // 2), T)
+        own, rope = (x[:, queries] * x[:, queries - distance].conj() for x in (e, first[:1]))
+        expected = (own / rope).angle().abs().mean().item()
+        assert found[distance].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_models_without_an_update_and_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="position 'rope': give a model with tape or tape_yarn"):
-        intervene(make_model("rope"), "initial")
-    with pytest.raises(ValueError, match=r"unknown intervention 'phase'.*phases"):
-        intervene(make_model("tape"), "phase")
-    mixed = {"name": "mixed", "pattern": ["rope", "tape"]}
-    with pytest.raises(ValueError, match="position 'mixed': give a model with tape"):
-        intervene(make_model(mixed, num_hidden_layers=2), "magnitudes")
+    for position, name, message in (
+        ("rope", "initial", "position 'rope': give a model with tape or tape_yarn"),
+        ("tape", "phase", r"unknown intervention 'phase'.*phases"),
+        ("mixed_tape", "magnitudes", "position 'mixed': give a model with tape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            intervene(make_model(position), name)
     with pytest.raises(ValueError, match="other_text: give batches of two texts or more"):
         logits(changed("other_text"), random_tokens(1, 8))
 
 
 def test_losses_are_those_of_the_second_half():
-    model, ids = make_model("tape"), random_tokens(2, 20)
-    expected = -logits(model, ids)[:, 9:-1].log_softmax(-1).gather(-1, ids[:, 10:, None])[..., 0]
-    torch.testing.assert_close(losses_of(model, ids), expected)
+    model = make_model("tape")
+    expected = -logits(model)[:, 9:-1].log_softmax(-1).gather(-1, IDS[:, 10:, None])[..., 0]
+    torch.testing.assert_close(losses_of(model, IDS), expected)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -8,12 +8,8 @@ import torch
 from benchmarks.workloads import Load, attention_layer, llama_layer, rewind
 
 
-def load_of(work, length=12, batch=2, new=3):
-    return Load(work, "tiny", "sdpa", batch, length, new)
-
-
 def model_of(name, work="forward"):
-    load = load_of(work)
+    load = Load(work, "tiny", "sdpa", batch=2, length=12, new=3)
     return load.ready(load.decoder(name, layers=3)), load
 
 
@@ -36,13 +32,10 @@ def test_a_layer_by_itself_is_the_layer_in_its_decoder(name, work):
 
 def test_llamas_layer_computes_the_same():
     model, load = model_of("rope")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= 6.0  # so that attention is not flat
-    layer, ours = llama_layer(model, load), attention_layer(model, load)
-    with torch.no_grad():
-        expected = ours.call(*ours.inputs)[0]
-        found = layer.call(*layer.inputs)[0]
+    for parameter in model.parameters():
+        parameter.data *= 6.0  # so that attention is not flat
+    layers = llama_layer(model, load), attention_layer(model, load)
+    found, expected = (layer.call(*layer.inputs)[0] for layer in layers)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -18,10 +18,10 @@ import pandas as pd
 
 from tape.evaluation.journal import join
 from tape.evaluation.questions import Answer, Batch
-from tape.evaluation.tables import read_table
+from tape.evaluation.tables import read_table, write_rows
 from tape.evaluation.view import Asked, Evaluation, View, select
 from tape.files import read_object, reading, write_text
-from tape.statistics import with_interval
+from tape.statistics import wilson
 
 SUMMARY = "summary.json"
 
@@ -61,11 +61,10 @@ class Accuracy:
             cells.setdefault(question.cell, []).append(answer.counts)
             if not answer.right:
                 wrong.append(dict(zip(self.cell, question.cell, strict=True)) | answer.shown)
-        counts = [[*cell, *map(sum, zip(*each, strict=True))] for cell, each in cells.items()]
-        return {"cells": counts, "wrong": self._first_of_each(wrong, keep)}
+        sums = [[*cell, *map(sum, zip(*each, strict=True))] for cell, each in cells.items()]
+        return {"cells": sums, "wrong": self._first_of_each(wrong, keep)}
 
     def _first_of_each(self, answers: list[dict[str, Any]], keep: int) -> list[dict[str, Any]]:
-        """Returns up to `keep` wrong answers of each cell."""
         cells = pd.Series([str([each[name] for name in self.cell]) for each in answers], dtype=str)
         return [*compress(answers, cells.groupby(cells).cumcount() < keep)]
 
@@ -79,17 +78,14 @@ class Accuracy:
             evaluation = Evaluation(asked, self._table(asked, rows))
             wrong = [answer for row in rows for answer in row["wrong"]]
             wrong.sort(key=lambda answer: [answer[name] or 0.0 for name in self.cell])
-        summary = self.summary(evaluation) | {"evaluated": asked}
         kept = self._first_of_each(wrong, asked["wrong"])  # of batches that share a cell
-        whole = evaluation.rows[[*self.cell.values(), "n"]].convert_dtypes()  # written as integers
-        shown = evaluation.rows.assign(**whole)
-        write_text(folder / self.file, shown.to_csv(index=False, lineterminator="\n"))
+        write_rows(folder / self.file, evaluation.rows, [*self.cell.values(), "n"])
+        summary = self.summary(evaluation) | {"evaluated": asked}
         write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
         write_text(folder / "wrong.jsonl", "".join(json.dumps(each) + "\n" for each in kept))
         return evaluation
 
     def _table(self, asked: Asked, rows: list[dict[str, Any]]) -> pd.DataFrame:
-        """Returns the measures of each cell from its counts in all batches."""
         conditions, cells = [*self.cell.values()], [cell for row in rows for cell in row["cells"]]
         counts = pd.DataFrame(cells, columns=[*conditions, *self.counts]).astype(float)
         counts[conditions] = counts[conditions].round(4)
@@ -153,8 +149,13 @@ def ratio(rows: pd.DataFrame, measure: str = "accuracy") -> float:
 
 
 def share(rows: pd.DataFrame) -> dict[str, float] | None:
-    """Returns the accuracy over several rows with its interval and counts; None without rows."""
-    return with_interval(*map(int, _counts(rows, "accuracy")))
+    """Returns the accuracy over several rows, its Wilson interval and counts; None without rows."""
+    correct, total = map(int, _counts(rows, "accuracy"))
+    if not total:
+        return None
+    low, high = wilson(correct, total)
+    found = {"accuracy": correct / total, "low": low, "high": high}
+    return found | {"correct": correct, "total": total}
 
 
 def _counts(rows: pd.DataFrame, measure: str) -> tuple[float, float]:

@@ -28,7 +28,6 @@ from tape.evaluation.view import (
     Evaluation,
     Panel,
     View,
-    Where,
     select,
 )
 
@@ -42,7 +41,7 @@ POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
 MIN_WINDOWS = 100
 
 LEAST_SPAN = 0.05  # of an axis of values, as a share of them
-LOSS = "loss (nats per token)"
+LOSS, BEFORE = "loss (nats per token)", "tokens before it"
 # Losses of n-gram models, from the reports of runs: of the same text, but of other tokens.
 NGRAMS = tuple(f"{name} loss" for name in ORDERS)
 
@@ -61,12 +60,8 @@ def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
 
 def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:
     """Adds the results at several lengths to the tables: the mean over all tokens, and in each bin
-    of positions.
-
-    Args:
-        about: a value for each of ABOUT but the length, empty where it does not apply.
-        batches: by length, the losses of each batch.
-    """
+    of positions. `about` has a value for each of ABOUT but the length, empty where it does not
+    apply; `batches` by length the losses of each batch."""
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
         key = about | {"length": length}
@@ -119,8 +114,8 @@ def read_evaluation(folder: Path) -> Evaluation:
     """
     rows, bins = map(pd.DataFrame, read_curves(path := folder / "perplexity.csv"))
     about = [column for column in ABOUT if column != "length"]
-    if rows.empty or len(rows[about].drop_duplicates()) > 1:
-        differing = [name for name in about if len(rows) and rows[name].nunique() > 1]
+    differing = [name for name in about if len(rows) and rows[name].nunique() > 1]
+    if rows.empty or differing:
         raise ValueError(
             f"{path} does not hold one measurement of one model "
             f"({', '.join(differing) or 'no row at all'}): remove it and measure again"
@@ -131,15 +126,15 @@ def read_evaluation(folder: Path) -> Evaluation:
     rows = rows.sort_values("length", ignore_index=True)
     asked = rows[about].iloc[0].to_dict() | {"lengths": rows["length"].tolist()}
     asked["model"] = asked.pop("model_hash")
-    return Evaluation(asked, _long_form(rows, bins[bins["length"] == asked["lengths"][-1]]))
+    return Evaluation(asked, _long_form([rows, bins[bins["length"] == asked["lengths"][-1]]]))
 
 
-def _long_form(*tables: pd.DataFrame) -> pd.DataFrame:
+def _long_form(tables: list[pd.DataFrame]) -> pd.DataFrame:
     """Returns the losses of both tables; those of whole windows have no `first` and `last`."""
-    found = pd.concat(tables, ignore_index=True)
-    places = found[["length", "first", "last"]].astype(float)
-    value = {"value": found["nll"].astype(float), "n": found["tokens"].astype(int), "unit": "nats"}
-    return places.assign(measure="loss", **value)
+    names = {"nll": "value", "tokens": "n"}
+    found = pd.concat(tables, ignore_index=True).rename(columns=names)
+    numbers = found[["length", "first", "last", "value"]].astype(float)
+    return numbers.assign(measure="loss", n=found["n"].astype(int), unit="nats")
 
 
 def draw(path: Path) -> None:
@@ -158,7 +153,7 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     differing = about.columns[about.nunique() > 1]
     shown = about[differing if len(differing) else ["model"]]
     names = shown.agg(lambda each: " ".join(filter(None, each)), axis=1)
-    found = _long_form(pd.DataFrame(rows), pd.DataFrame(bins)).assign(row=names, seed=0)
+    found = _long_form([pd.DataFrame(rows), pd.DataFrame(bins)]).assign(row=names, seed=0)
     lengths = found["length"].map("{:,.0f}".format)
     if len(differing):
         lengths = names + ", " + lengths
@@ -168,7 +163,7 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     curve(_by_length(found), "length", axes=left)
     curve(by_middle(found.assign(row=lengths, run=lengths)), "position", axes=right)
     left.set(xlabel="window (tokens)", ylabel="perplexity")
-    right.set(xlabel="tokens before it in the window", ylabel=LOSS)
+    right.set(xlabel=f"{BEFORE} in the window", ylabel=LOSS)
     for axes, title in ((left, None), (right, "window")):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -197,9 +192,9 @@ def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     return [gain | {"n": int(part["n"].sum())}]
 
 
-def _whole(length: int) -> Where:
-    """Takes the loss over whole windows of a length, which has no positions."""
-    return lambda rows: (rows["length"] == length) & rows["first"].isna()
+def _whole(rows: pd.DataFrame, length: int) -> pd.Series:
+    """Whether rows are of whole windows of a length, which have no positions."""
+    return (rows["length"] == length) & rows["first"].isna()
 
 
 def _by_length(rows: pd.DataFrame) -> pd.DataFrame:
@@ -210,11 +205,11 @@ def _by_length(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     lengths = asked[0]["lengths"]
-    ends = {lengths[0], lengths[-1]}
-    columns = [
-        Column(f"perplexity {n:,}", "loss", PERPLEXITY, _whole(n), f"{n:,}" * (n in ends))
-        for n in lengths
-    ]
+    columns = []
+    for n in lengths:
+        compared = f"{n:,}" if n in (lengths[0], lengths[-1]) else ""
+        where = partial(_whole, length=n)
+        columns.append(Column(f"perplexity {n:,}", "loss", PERPLEXITY, where, compared))
     having = rows[rows["measure"] == "context gain"]["run"]
     if having.nunique() == rows["run"].nunique():
         columns.append(Column("context gain, nats", "context gain", AS_IT_IS))
@@ -227,17 +222,13 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
 VIEW = View(
     keys=(*(name for name in ABOUT if name not in ("model", "model_hash", "length")), "lengths"),
     columns=_columns,
-    best=lambda asked: _whole(asked["lengths"][-1]),
+    best=lambda asked: partial(_whole, length=asked["lengths"][-1]),
     measure="loss",
     panels=(
         Panel(partial(select, measure="validation loss"), "step", ("steps", f"validation {LOSS}")),
         Panel(_by_length, "length", ("window (tokens)", "perplexity"), log="xy"),
         Panel(
-            by_middle,
-            "position",
-            ("tokens before it in the longest windows", LOSS),
-            log="x",
-            levels=NGRAMS,
+            by_middle, "position", (f"{BEFORE} in the longest windows", LOSS), "x", levels=NGRAMS
         ),
     ),
 )

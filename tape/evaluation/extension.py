@@ -15,10 +15,10 @@ SCALED = ("rope", "tape")  # encodings that take one
 def extension(given: argparse.Namespace) -> str:
     """Returns a name for what the options ask for; empty without --extend. Raises a ValueError for
     --factor alone."""
-    if given.extend is None and given.factor is not None:
-        raise ValueError(f"--factor {given.factor:g} without --extend: give a method")
     if given.factor is None:
         return given.extend or ""
+    if given.extend is None:
+        raise ValueError(f"--factor {given.factor:g} without --extend: give a method")
     return f"{given.extend} {given.factor:g}"
 
 

@@ -55,8 +55,8 @@ def curve(
         (drawn,) = axes.plot(line.index, line["mean"], **style)
         if line["n"].max() > 1:
             low, high = line["mean"] - line["half_width"], line["mean"] + line["half_width"]
-            colour = drawn.get_color()
-            axes.fill_between(line.index, low, high, color=colour, alpha=0.15, linewidth=0)
+            style = {"color": drawn.get_color(), "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(line.index, low, high, **style)
     axes.grid(alpha=0.3)
     if alone:
         axes.set(xlabel=x)
@@ -76,11 +76,11 @@ def heat(
     """Draws a heat map of the means over all seeds for each group, on one scale from 0 to 1.
 
     Args:
-        down, across: the columns on the vertical and the horizontal axis.
         trained: by group, the last trained value of each axis, for a red frame; None: no limit.
         labels: of the axes; by default the names of the columns.
         empty: is written across lines whose rows have no value.
     """
+    labels = labels or (down, across)
     groups = dict(iter(rows.groupby(by, sort=False)))
     places = [rows[name].dropna().drop_duplicates().sort_values() for name in (down, across)]
     columns = min(PER_ROW, len(groups))
@@ -93,7 +93,7 @@ def heat(
         image = _panel(axes, grid, (trained or {}).get(name, (None, None)))
         mean = np.nanmean(grid) if grid.notna().any(axis=None) else math.nan
         axes.set_title(f"{textwrap.fill(str(name), 36)}\nmean {mean:.3f}")
-        axes.set(xlabel=(labels or (down, across))[1], ylabel=(labels or (down, across))[0])
+        axes.set(xlabel=labels[1], ylabel=labels[0])
         for place, value in enumerate(grid.index):
             if empty and value in {*group[down]} and grid.loc[value].isna().all():
                 axes.text((grid.shape[1] - 1) / 2, place, empty, ha="center", va="center")
@@ -104,10 +104,9 @@ def heat(
 
 
 def _panel(axes: Axes, grid: pd.DataFrame, trained: Limits) -> AxesImage:
-    """Draws one heat map; cells without a value are grey."""
-    image = axes.imshow(grid, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-    image.set_interpolation("nearest")
-    axes.set_facecolor("0.85")
+    style = {"cmap": "viridis", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+    image = axes.imshow(grid, aspect="auto", **style)
+    axes.set_facecolor("0.85")  # of cells without a value
     ends = []
     for values, last in zip((grid.index, grid.columns), trained, strict=True):
         ends.append(len(values) if last is None else int((values <= last).sum()))

@@ -67,11 +67,9 @@ class Shard(NamedTuple):
         """Raises a ValueError for anything but i/n with 1 <= i <= n."""
         numbers = re.fullmatch(r"(\d+)/(\d+)", text)
         shard = cls(*map(int, numbers.groups())) if numbers else cls(0, 0)
-        if not 1 <= shard.index <= shard.count:
-            raise ValueError(
-                f"shard={text!r} must be i/n with 1 <= i <= n, such as 1/4: the first of four"
-            )
-        return shard
+        if 1 <= shard.index <= shard.count:
+            return shard
+        raise ValueError(f"shard={text!r} must be i/n with 1 <= i <= n, as 1/4: the first of four")
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
@@ -106,7 +104,6 @@ def journals(results: Path) -> dict[Path, tuple[Header, Rows]]:
 
 
 def _check_same(path: Path, header: Header, expected: Header) -> None:
-    """Raises a ValueError if a journal is not of the `expected` evaluation."""
     before, now = ({**each, "shard": None} for each in (header, expected))
     if changes := differences(before, now):
         raise ValueError(
@@ -117,12 +114,8 @@ def _check_same(path: Path, header: Header, expected: Header) -> None:
 
 def join(results: Path) -> tuple[Header, Rows]:
     """Returns the header of the evaluation in a folder, and the batches of all shards in order. If
-    two shards have answered a batch, as 1/1 and 2/4 do, the first answer counts.
-
-    Raises:
-        Incomplete: if batches are missing.
-        ValueError: if the shards there are not those of one evaluation.
-    """
+    two shards have answered a batch, as 1/1 and 2/4 do, the first answer counts. Raises Incomplete
+    if batches are missing, and a ValueError if the shards are not those of one evaluation."""
     found = journals(results)
     if not found:
         raise ValueError(f"{results} contains no evaluation")
@@ -151,7 +144,8 @@ def complete_shard(
     answered: Answered,
     row: Callable[[Any, Any], dict[str, Any]],
 ) -> None:
-    """Answers the batches of one shard of an evaluation that are not in its journal yet.
+    """Answers the batches of one shard of an evaluation that are not in its journal yet; raises a
+    ValueError if the folder holds an evaluation of another model or with other settings.
 
     Args:
         results: the folder of all shards.
@@ -159,9 +153,6 @@ def complete_shard(
         batches: each with its `cost`, the tokens to run.
         answered: yields the numbers of batches, in any order, with their answers (`answering`).
         row: returns the record of a batch and its answers.
-
-    Raises:
-        ValueError: if the folder holds an evaluation of another model or with other settings.
     """
     path, header, rows = shard.folder(results) / FILE, header | {"shard": str(shard)}, []
     with locked(path.parent):
@@ -211,7 +202,6 @@ def answering(
 def _side_by_side(
     processes: int, work: tuple[Path, Answer, Load], batches: dict[int, Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Answers in processes that load the model; yields each batch when it is done."""
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin, work) as pool:
         try:
             numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}

@@ -97,11 +97,8 @@ class Harness(HFLM):
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Evaluates tasks and writes lm-eval's results with what they are of; returns them.
-
-    Raises:
-        ValueError, OSError: for settings, tasks or models that cannot be evaluated.
-    """
+    """Evaluates tasks and writes lm-eval's results with what they are of; returns them. Raises a
+    ValueError or an OSError for settings, tasks or models that cannot be evaluated."""
     folder, tasks, lengths = arguments.model, arguments.tasks, arguments.lengths or []
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     settings = folder / TOKENIZER
@@ -129,14 +126,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     answers = cache / f"{folder.resolve().name}-{digest(about | {'answers': ANSWERS})}"
     about |= {"tasks": tasks, "num_fewshot": arguments.num_fewshot}
     about |= {"limit": arguments.limit, "lengths": lengths}
-    harness = Harness(
-        pretrained=model,
-        tokenizer=tokenizer,
-        backend="causal",
-        max_length=max_length,
-        batch_size=arguments.batch_size,
-        **PRECISE,
-    )
+    how = PRECISE | {"max_length": max_length, "batch_size": arguments.batch_size}
+    harness = Harness(model, backend="causal", tokenizer=tokenizer, **how)
+    metadata = {"tokenizer": str(folder)} | prompt_lengths(tasks, lengths)
     try:
         with locked(answers):
             found = lm_eval.simple_evaluate(
@@ -144,10 +136,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 tasks=tasks,
                 num_fewshot=arguments.num_fewshot,
                 limit=arguments.limit,
-                task_manager=TaskManager(
-                    include_path=arguments.include_path,
-                    metadata={"tokenizer": str(folder)} | prompt_lengths(tasks, lengths),
-                ),
+                task_manager=TaskManager(include_path=arguments.include_path, metadata=metadata),
                 use_cache=str(answers / "answers"),
                 log_samples=False,
             )
@@ -164,11 +153,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def prompt_lengths(tasks: list[str], lengths: list[int]) -> dict[str, Any]:
     """Returns the lengths as metadata of tasks: a list for RULER, one for BABILong, which calls
-    4,096 tokens 4k.
-
-    Raises:
-        ValueError: for tasks whose prompts have no lengths to choose.
-    """
+    4,096 tokens 4k. Raises a ValueError for tasks whose prompts have no lengths to choose."""
     if not lengths:
         return {}
     others = [name for name in tasks if not name.startswith(WITH_LENGTHS)]

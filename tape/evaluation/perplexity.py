@@ -32,8 +32,7 @@ from tape.model.modeling import TapeForCausalLM
 
 
 def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
-    """Returns the losses of a batch by position in the window; raises a ValueError if one of them
-    is not a number."""
+    """Returns the losses of a batch by position in the window."""
     losses = scoring.losses(model, text.tokens, batch)
     if not np.isfinite(losses).all():
         raise ValueError(
@@ -53,35 +52,21 @@ def plan(text: Text, convention: str, strides: dict[int, int], batch_tokens: int
     return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
 
 
-def opened(
-    arguments: argparse.Namespace, position: dict[str, Any] | None
-) -> tuple[TapeForCausalLM, Text]:
-    """Returns the model and the text; raises a ValueError or an OSError if windows or text do not
-    suit the model."""
-    folder, longest = arguments.model, arguments.lengths[-1]
-    model = load_model(folder, scoring.DTYPES[arguments.dtype], position=position)
-    check_length(model, longest, f"--lengths {longest}")
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
-    text = open_text(*given, whole=arguments.whole)
-    text.check(model.config.vocab_size)
-    return model, text
-
-
 def run(arguments: argparse.Namespace) -> str:
     """Evaluates one shard, from where it was interrupted; returns a table of the results if all
-    others are complete.
-
-    Raises:
-        Incomplete: if other shards are missing.
-        ValueError, OSError: for what cannot be evaluated, before any work.
-    """
+    others are complete, and raises Incomplete otherwise. Raises a ValueError or an OSError for what
+    cannot be evaluated, before any work."""
     folder, out, convention = arguments.model, arguments.out, arguments.convention
     check_addable(out, COLUMNS)
     read_curves(out)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     position = extended(arguments, folder)
-    model, text = opened(arguments, position)
+    model = load_model(folder, scoring.DTYPES[arguments.dtype], position=position)
+    check_length(model, arguments.lengths[-1], f"--lengths {arguments.lengths[-1]}")
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
+    text = open_text(*given, whole=arguments.whole)
+    text.check(model.config.vocab_size)
     batches = plan(text, convention, strides, arguments.batch_tokens)
     header = {
         **identified(folder),
@@ -133,8 +118,8 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
     lines = [["window", "scored tokens", "loss", "perplexity"]]
     for x in found:
         lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
-    note = f"also in {out}, with a picture and the loss by position beside it"
-    return f"{markdown_table(lines)}\n\n{note}"
+    table = markdown_table(lines)
+    return f"{table}\n\nalso in {out}, with a picture and the loss by position beside it"
 
 
 @expected_errors(continues=True)

@@ -36,15 +36,10 @@ class Answer(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """
-    Attributes:
-        new_tokens: room for the longest answer.
-        length: tokens that random positions are drawn for, the same for all batches of a group, so
-            that answers do not depend on which questions share a batch.
-    """
-
     questions: list[Question]
-    new_tokens: int
+    new_tokens: int  # room for the longest answer
+    # Tokens that random positions are drawn for: the same for all batches of a group, so that
+    # answers do not depend on which questions share a batch.
     length: int
 
     @property
@@ -55,13 +50,9 @@ class Batch(NamedTuple):
 
 class Questions:
     """The questions of a task, in groups of prompts that are about equally long: a frozen dataclass
-    of what is asked.
+    of what is asked."""
 
-    Attributes:
-        LIMIT: the field with the largest length.
-    """
-
-    LIMIT: ClassVar[str] = "max_length"
+    LIMIT: ClassVar[str] = "max_length"  # the field with the largest length
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterable[list[Question]]:
         raise NotImplementedError
@@ -129,12 +120,8 @@ def greedy(
     length: int,
     **how: Any,
 ) -> list[list[int]]:
-    """Returns answers of up to `new_tokens` tokens, up to and including the first `end`.
-
-    Args:
-        length: tokens that random positions are drawn for, as in a `Batch`.
-        how: further arguments of `generate`.
-    """
+    """Returns answers of up to `new_tokens` tokens, up to and including the first `end`. Random
+    positions are drawn for `length` tokens, as in a `Batch`; `how` is for `generate`."""
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     padded = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = padded(rows).to(model.device)

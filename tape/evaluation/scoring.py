@@ -73,9 +73,8 @@ def cross_entropy(model: TapeForCausalLM, x_MC: Tensor, targets: Tensor) -> Tens
     found = torch.empty(len(targets), dtype=dtype, device=x_MC.device)
     for first in range(0, len(targets), at_once):
         part = slice(first, first + at_once)
-        found[part] = F.cross_entropy(
-            model.lm_head(x_MC[part]).to(dtype), targets[part], reduction="none"
-        )
+        logits = model.lm_head(x_MC[part]).to(dtype)
+        found[part] = F.cross_entropy(logits, targets[part], reduction="none")
     return found
 
 
@@ -83,9 +82,6 @@ def perplexity(
     model: TapeForCausalLM, tokens: np.ndarray, windows: list[Window], length: int
 ) -> Perplexity:
     """Returns the perplexity of the tokens that windows of this length score, weighted alike."""
-    batches = batches_of(windows, length)
-    count, total = 0, 0.0
-    for batch in tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None):
-        found = losses(model, tokens, batch)
-        count, total = count + len(found), total + float(found.sum())
-    return Perplexity(length, count, total / count)
+    bar = tqdm(batches_of(windows, length), f"perplexity at {length}", leave=False, disable=None)
+    found = np.concatenate([losses(model, tokens, batch) for batch in bar])
+    return Perplexity(length, len(found), float(found.mean()))

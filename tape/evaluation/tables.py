@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import fcntl
-import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import pandas as pd
 
 from tape.files import check_folder, reading, write_text
 from tape.statistics import student
@@ -33,18 +34,14 @@ def over_seeds(values: Sequence[float], digits: int) -> str:
     return f"{mean(values):z.{digits}f}{spread}"
 
 
-def csv_table(lines: Iterable[Iterable[object]]) -> str:
-    """Returns lines of cells as csv; the first is its head."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
+def write_rows(path: Path, rows: pd.DataFrame, whole: Sequence[str] = ()) -> None:
+    """Writes a table as csv, the columns `whole` as integers, also with gaps in them."""
+    rows = rows.assign(**rows[[*whole]].convert_dtypes())
+    write_text(path, rows.to_csv(index=False, lineterminator="\n"))
 
 
 def read_table(
-    path: Path,
-    columns: tuple[str, ...],
-    whole: Iterable[str] = (),
-    real: Iterable[str] = (),
+    path: Path, columns: tuple[str, ...], whole: Iterable[str] = (), real: Iterable[str] = ()
 ) -> list[Row]:
     """Returns the rows of a table; none if there is no file. Raises a ValueError if the file is
     damaged, or has other columns, or values that are no integers >= 1 (`whole`) or numbers >= 0
@@ -82,16 +79,12 @@ def check_addable(path: Path, columns: tuple[str, ...]) -> None:
     check_folder(path.parent)
 
 
-def add_rows(
-    path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]
-) -> list[Row]:
-    """Adds all rows to a table or none; returns them as text. A row replaces one with the same
-    values in the first `key` columns."""
+def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]) -> None:
+    """Adds all rows to a table or none. A row replaces one with the same values in the first `key`
+    columns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-        rows = {tuple(row.values())[:key]: row for row in read_table(path, columns)}
         new = [{column: str(row[column]) for column in columns} for row in added]
-        rows |= {tuple(row.values())[:key]: row for row in new}
-        write_text(path, csv_table([columns, *(row.values() for row in rows.values())]))
-        return new
+        rows = {tuple(row.values())[:key]: row for row in [*read_table(path, columns), *new]}
+        write_rows(path, pd.DataFrame([*rows.values()], columns=columns))

@@ -63,7 +63,8 @@ def open_text(
     most: int | None = None,
     whole: bool = False,
 ) -> Text:
-    """Opens a file of tokens, or the validation split of a corpus.
+    """Opens a file of tokens, or the validation split of a corpus; raises a ValueError or an
+    OSError if there is none, or it is no longer that of the run.
 
     Args:
         data: path of a file of uint16 as LongLoRA publishes them, or the name of a corpus.
@@ -71,10 +72,6 @@ def open_text(
         model: folder whose tokenizer encodes the corpus.
         most: number of tokens to take, from the beginning; None: all.
         whole: all documents of the files of "text", not only its validation split.
-
-    Raises:
-        ValueError, OSError: if there is no such text, it is no longer that of the run, or the file
-            cannot hold uint16.
     """
     if files is not None and data not in ("text", "c4"):
         raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
@@ -102,9 +99,7 @@ def check_ids(path: Path) -> None:
             f"--data {path} holds text, not token ids: give --data text --files {path}"
         )
     if (size := path.stat().st_size) % 2 or not size:
-        raise ValueError(
-            f"{path} has {size:,} bytes: it must hold token ids as uint16, two bytes each"
-        )
+        raise ValueError(f"{path} has {size:,} bytes: it must hold token ids as uint16")
 
 
 def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
@@ -130,8 +125,8 @@ def trained_on(folder: Path) -> Corpus:
     path = folder / TRAINED
     if not path.is_file():
         raise ValueError(f"--data run: {folder} has no {TRAINED}; give the text's name or file")
+    recorded = read_object(path)
     with reading(path):
-        recorded = read_object(path)
         settings = dict(recorded["data"])
         package, _, kind = settings.pop("_target_").rpartition(".")
     corpus = getattr(tape.data, kind, None) if package == tape.data.__name__ else None

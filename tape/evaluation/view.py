@@ -72,9 +72,8 @@ class Panel(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """Accuracy over two conditions, ascending `down` and `across`. From the settings of an
-    evaluation, `trained` gives the last trained value of each; None if training did not limit it.
-    """
+    """Accuracy over two conditions, ascending `down` and `across`. `trained` gives the last trained
+    value of each from the settings of an evaluation; None if training did not limit it."""
 
     down: str
     across: str

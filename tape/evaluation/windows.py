@@ -6,7 +6,7 @@ their windows and in the scored tokens, and so in their perplexities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import groupby
 from typing import NamedTuple
 
@@ -56,12 +56,7 @@ def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
     return paper(tokens + 1, length, stride)
 
 
-CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
-    "sliding": sliding,
-    "paper": paper,
-    "longlora": longlora,
-    "disjoint": disjoint,
-}
+CONVENTIONS = {"sliding": sliding, "paper": paper, "longlora": longlora, "disjoint": disjoint}
 
 
 def strides_of(
@@ -71,10 +66,11 @@ def strides_of(
     others; for `sliding`, half of the shortest length if that is STRIDE or less. Raises a
     ValueError for a stride that the convention does not allow."""
     if convention == "disjoint":
-        if other := [length for length in lengths if stride not in (None, length)]:
-            raise ValueError(
-                f"stride={stride} with convention 'disjoint': it can only be {other[0]}"
-            )
+        for length in lengths:
+            if stride not in (None, length):
+                raise ValueError(
+                    f"{stride=} with convention {convention!r}: it can only be {length}"
+                )
         return {length: length for length in lengths}
     shortest = min(lengths)
     if stride is None:

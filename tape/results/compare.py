@@ -29,14 +29,8 @@ def compare(
     baseline: str | None = None,
     **chosen: Sequence[str],
 ) -> tuple[str, Comparison]:
-    """Writes table.md, the results in long form and the figures; returns the table.
-
-    Args:
-        baseline: a row, or the folder of one of its runs.
-        chosen: `across`, `only` and `within` of `read`.
-
-    Raises:
-        ValueError: as `read` and `Comparison.find`.
+    """Writes table.md, the results in long form and the figures; returns the table. The baseline is
+    a row, or the folder of one of its runs; `chosen` are `across`, `only` and `within` of `read`.
     """
     found = read(folders, name, **chosen)
     row = None if baseline is None else found.find(baseline)

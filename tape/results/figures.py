@@ -33,9 +33,8 @@ def curves(found: Comparison) -> Figure | None:
         curve(rows, panel.x, axes=axes, styles=styles)
         for style, measure in zip((":", "-.", "--"), panel.levels, strict=False):
             if len(level := select(found.rows[kind], measure)):
-                label = measure.removesuffix(" loss")
                 look = {"color": "gray", "linestyle": style, "linewidth": 1}
-                axes.axhline(level["value"].mean(), label=label, **look)
+                axes.axhline(level["value"].mean(), label=measure.removesuffix(" loss"), **look)
         if panel.x != "step":
             red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
             axes.axvline(_trained(found, kind), **red)

@@ -40,31 +40,19 @@ may lie beyond it."""
 
 
 class Choices(NamedTuple):
-    """The losses of encodings or methods by learning rate.
+    """The losses of encodings or methods by learning rate."""
 
-    Attributes:
-        kind: what the rows are: "encoding" or "method" (of adaptation).
-        names: by label of a row, the name of its encoding or method.
-        rows: a row per run: row (the label), rate, seed and value, the loss.
-        means: mean losses by label and rate, ascending; NaN unless there is a run of every seed.
-        rates: the chosen rate by label, of those rows where a rate has a run of every seed.
-        at_boundary: labels whose rate is the lowest or highest that was tried.
-    """
-
-    kind: str
-    names: dict[str, str]
-    rows: pd.DataFrame
-    means: pd.DataFrame
-    rates: dict[str, float]
-    at_boundary: set[str]
+    kind: str  # "encoding" or "method" (of adaptation)
+    names: dict[str, str]  # by label of a row, the name of its encoding or method
+    rows: pd.DataFrame  # a row per run: row (the label), rate, seed and value, the loss
+    means: pd.DataFrame  # by label and rate, ascending; NaN unless there is a run of every seed
+    rates: dict[str, float]  # the chosen one by label, where a rate has a run of every seed
+    at_boundary: set[str]  # labels whose rate is the lowest or highest that was tried
 
 
 def read_finished(folder: Path, name: str) -> Run:
     """Reads a run whose row is the validation loss at its last step; the name has no meaning.
-
-    Raises:
-        ValueError, OSError: if it did not finish or was not evaluated at the end.
-    """
+    Raises a ValueError or an OSError if it did not finish or was not evaluated at the end."""
     seed, settings = settings_of(folder)
     last = settings["trainer.max_steps"]
     blocks = read_configuration(folder, TRAINED).get(BLOCKS)
@@ -72,20 +60,14 @@ def read_finished(folder: Path, name: str) -> Run:
         settings[BLOCKS] = blocks
     rows = [row for row in metric_rows(folder) if (row["measure"], row.get("step")) == (LOSS, last)]
     if not rows:
-        raise ValueError(
-            f"{folder} has no validation loss at its last step, {last}: trainer.eval_steps must "
-            "divide trainer.max_steps"
-        )
+        why = f"no validation loss at its last step, {last}"
+        raise ValueError(f"{folder} has {why}: trainer.eval_steps must divide trainer.max_steps")
     return Run(folder, seed, settings, rows=pd.DataFrame(rows[:1]).assign(evaluation="training"))
 
 
 def choices(runs: Sequence[Run]) -> Choices:
-    """Groups runs by encoding or method.
-
-    Raises:
-        ValueError: if runs differ in more than the encoding or method, the learning rate and the
-            seed, or two do not differ at all.
-    """
+    """Groups runs by encoding or method. Raises a ValueError if they differ in more than that, the
+    learning rate and the seed, or two do not differ at all."""
     check_given(runs)
     groups = by_settings(runs, [RATE])
     names: dict[str, str] = {}
@@ -135,17 +117,14 @@ def draw(found: Choices) -> Figure:
 
 
 def write_choice(found: Choices, target: Path) -> None:
-    """Writes the chosen rates to a YAML file by name, over those in it.
-
-    Raises:
-        ValueError: if two rows have the same name, or the file holds something else.
-    """
+    """Writes the chosen rates to a YAML file by name, over those in it; raises a ValueError if two
+    rows have the same name, or the file holds something else."""
     if len({*found.names.values()}) < len(found.names):
         labels = ", ".join(found.names)
         raise ValueError(f"{target} has one learning rate per name: {labels}; leave some out")
     with reading(target):
         before = yaml.safe_load(target.read_text()) if target.is_file() else {}
-        rates = {**before, **{found.names[label]: rate for label, rate in found.rates.items()}}
+        rates = before | {found.names[label]: rate for label, rate in found.rates.items()}
     write_text(target, HEAD + yaml.safe_dump(rates))
 
 

@@ -36,11 +36,8 @@ INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__
 
 
 def run(folders: Sequence[Path], out: Path) -> str:
-    """Writes out/index.html; returns a line that counts its results.
-
-    Raises:
-        ValueError, OSError: if there are no results, or `out` holds another index.html.
-    """
+    """Writes out/index.html; returns a line that counts its results. Raises a ValueError or an
+    OSError if there are no results, or `out` holds another index.html."""
     check_folder(out)
     check_replaceable("--out", out / INDEX, MARK)
     found = dict.fromkeys(path for root in folders for path in walk(root))
@@ -52,12 +49,8 @@ def run(folders: Sequence[Path], out: Path) -> str:
     if not (sections or unfinished):
         raise ValueError(f"no results in {names}: to create the first, run tape train")
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    text = page(
-        title=f"Results in {names}",
-        about=f"Made {now} at commit {provenance.commit() or 'unknown'} on {provenance.machine()}.",
-        unfinished=unfinished,
-        sections=sections,
-    )
+    about = f"Made {now} at commit {provenance.commit() or 'unknown'} on {provenance.machine()}."
+    text = page(title=f"Results in {names}", about=about, unfinished=unfinished, sections=sections)
     write_text(out / INDEX, text)
     return (
         f"{out / INDEX}: {len(sections)} folders with results, {len(unfinished)} runs without a "
@@ -98,11 +91,11 @@ def section_of(folder: Path) -> dict[str, Any]:
         elif path.suffix == ".png":
             content = base64.b64encode(path.read_bytes()).decode()
             pictures.append((path.name, f"data:image/png;base64,{content}"))
-    origin = "\n\n".join(
+    processes = [
         "\n".join(f"{key}: {value}" for key, value in process.items())
         for process in provenance.read(folder)
-    )
-    origin = origin or "not recorded"
+    ]
+    origin = "\n\n".join(processes) or "not recorded"
     return {"folder": folder, "texts": texts, "pictures": pictures, "origin": origin}
 
 

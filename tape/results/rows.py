@@ -49,19 +49,12 @@ Groups = dict[str, dict[str, list[Run]]]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """
-    Attributes:
-        groups: runs by their evaluation and the label of their row.
-        missing: folders that could not be read, and why.
-        labels: of all rows, the best first, after the base of methods. A row's first evaluation
-            counts.
-        rows: of each evaluation, in long form, with the label as `row`, in the order of labels.
-    """
+    """Runs side by side, by the evaluations that they have."""
 
     groups: Groups
-    missing: dict[Path, str]
-    labels: list[str]
-    rows: dict[str, pd.DataFrame]
+    missing: dict[Path, str]  # folders that could not be read, and why
+    labels: list[str]  # the best first by a row's first evaluation, after the base of methods
+    rows: dict[str, pd.DataFrame]  # by evaluation, with the label as `row`, in the order of labels
 
     @property
     def runs(self) -> list[Run]:
@@ -87,16 +80,13 @@ def read(
     only: Sequence[str] = ("*",),
     within: Sequence[str] = (),
 ) -> Comparison:
-    """Groups runs into rows.
+    """Groups runs into rows; raises a ValueError if no run can be read, or they cannot be compared.
 
     Args:
         folders: of runs, or of results that were saved.
         name: see `read_all`.
         across, within: see `groups_of`.
         only: patterns of the names of runs to take, or of evaluations given alone.
-
-    Raises:
-        ValueError: if no run can be read, or runs cannot be compared.
     """
     found, missing = read_all(folders, name)
     runs = [run for run in found if any(_matches(each, only) for each in names_of(run.folder))]
@@ -131,13 +121,11 @@ def _rows_of(kind: str, groups: dict[str, list[Run]]) -> pd.DataFrame:
 def _ranked(groups: Groups, rows: dict[str, pd.DataFrame]) -> list[str]:
     order: dict[str, tuple[bool, float]] = {}
     for kind, each in groups.items():
-        view = view_of(kind)
+        view, shown, best = view_of(kind), {}, {}
         table = select(rows[kind], view.measure)
-        shown = {label: table[table["row"] == label] for label in each}
-        best = {
-            label: shown[label][view.best(runs[0].asked[kind])(shown[label])]
-            for label, runs in each.items()
-        }
+        for label, runs in each.items():
+            shown[label] = own = table[table["row"] == label]
+            best[label] = own[view.best(runs[0].asked[kind])(own)]
         sign = 1 if view.measure == "loss" else -1
         for label, of in (best if any(map(len, best.values())) else shown).items():
             value = sign * mean(per_seed(of)) if len(of) else math.inf
@@ -149,13 +137,11 @@ def groups_of(
     runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
 ) -> Groups:
     """Groups runs into rows, in the order of the runs. Evaluations may have runs of their own.
+    Raises a ValueError if runs were asked or given something else, or one occurs twice.
 
     Args:
         across: patterns of further settings that may differ, such as `model.*`.
         within: patterns of settings that may differ in a row, from seed to seed, such as `base_*`.
-
-    Raises:
-        ValueError: if runs were asked or given something else, or one occurs twice.
     """
     groups: Groups = {}
     for kind in EVALUATIONS:
@@ -170,14 +156,14 @@ def groups_of(
                     f"{'; '.join(changes)}"
                 )
         check_given(asked, across, within)
-        groups[kind] = {}
+        groups[kind] = found = {}
         for label, group in grouped(asked, within):
-            if label in groups[kind]:
+            if label in found:
                 raise ValueError(
-                    f"{groups[kind][label][0].folder} and {group[0].folder} are both {label} and "
-                    "were trained with different settings: give only one of them"
+                    f"{found[label][0].folder} and {group[0].folder} are both {label} and were "
+                    "trained with different settings: give only one of them"
                 )
-            groups[kind][label] = group
+            found[label] = group
     return groups
 
 
@@ -190,6 +176,10 @@ def _matches(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, each) for each in patterns)
 
 
+def _without(settings: Settings, patterns: Sequence[str]) -> Settings:
+    return {key: value for key, value in settings.items() if not _matches(key, patterns)}
+
+
 def check_given(
     runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
 ) -> None:
@@ -200,11 +190,8 @@ def check_given(
     free = METHOD_SETTINGS if methods else ENCODING_SETTINGS
 
     def given(run: Run, varied: Sequence[str]) -> Settings:
-        return {
-            key: value
-            for key, value in run.settings.items()
-            if not re.fullmatch(free, key) and not _matches(key, (*across, *varied))
-        }
+        told = _without(run.settings, (*across, *varied))
+        return {key: value for key, value in told.items() if not re.fullmatch(free, key)}
 
     several = _matches(WEIGHTS, within)
     for group in (methods or runs, bases):
@@ -234,7 +221,7 @@ def by_settings(
     """Returns settings, and the runs that have these but for those `within` and the seed."""
     groups: list[tuple[Settings, list[Run]]] = []
     for run in runs:
-        told = {key: value for key, value in run.settings.items() if not _matches(key, within)}
+        told = _without(run.settings, within)
         group = next((group for settings, group in groups if settings == told), None)
         if group is None:
             groups.append((told, group := []))
@@ -250,10 +237,8 @@ def grouped(runs: Sequence[Run], within: Sequence[str] = ()) -> list[tuple[str, 
         group.sort(key=lambda run: run.seed)
         for other, run in pairwise(group):
             if other.seed == run.seed:
-                raise ValueError(
-                    f"{other.folder} and {run.folder} are the same run, seed {run.seed}: give only "
-                    "one of them"
-                )
+                both = f"{other.folder} and {run.folder}"
+                raise ValueError(f"{both} are the same run, seed {run.seed}: give only one of them")
     labels = labels_of([settings for settings, _ in groups])
     return [(label, group) for label, (_, group) in zip(labels, groups, strict=True)]
 
@@ -266,8 +251,7 @@ def labels_of(groups: list[Settings]) -> list[str]:
 
 
 def _method_label(settings: Settings, groups: list[Settings]) -> str:
-    """The method, then settings that tell it from others of that name: `lora peft.lora.rank=8`. A
-    run without a method is the base."""
+    """The method, then settings that tell it from others of that name: `lora peft.lora.rank=8`."""
     if METHOD not in settings:
         return BASE
     method, position = settings[METHOD], settings["position.name"]
@@ -279,7 +263,6 @@ def _method_label(settings: Settings, groups: list[Settings]) -> str:
 
 
 def _differing(settings: Settings, alike: list[Settings], keys: Iterable[str]) -> str:
-    """Returns the settings that are not equal in all groups."""
     differing = (key for key in keys if any(o.get(key) != settings.get(key) for o in alike))
     return "".join(f" {key}={settings.get(key)}" for key in differing)
 
@@ -319,8 +302,6 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
             if 2 * peers.count(settings.get(name)) <= len(peers):
                 label += f" {name}={settings.get(name)}"
         labels.append(label + _named(settings))
-    found = []
-    for label, settings in zip(labels, groups, strict=True):
-        alike = [other for other, x in zip(groups, labels, strict=True) if x == label]
-        found.append(label + _differing(settings, alike, short.values()))
-    return found
+    found = [*zip(labels, groups, strict=True)]
+    alike = {label: [other for each, other in found if each == label] for label in labels}
+    return [x + _differing(settings, alike[x], short.values()) for x, settings in found]

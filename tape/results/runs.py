@@ -22,6 +22,7 @@ import pandas as pd
 
 from tape.command import in_one_line
 from tape.evaluation.curves import context_gain
+from tape.evaluation.tables import write_rows
 from tape.evaluation.view import View
 from tape.files import read_object, reading, write_text
 from tape.model.adapters import ADAPTER
@@ -86,8 +87,8 @@ def view_of(evaluation: str) -> View:
 
 
 def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
-    """Returns the seed of a run and its other settings; raises a ValueError if it did not finish
-    or its settings are incomplete."""
+    """Returns the seed of a run and its other settings; raises a ValueError if they are not those
+    of a finished run."""
     settings = influential(read_configuration(folder, TRAINED))
     with reading(folder / TRAINED):
         seed = settings.pop("seed")
@@ -102,10 +103,8 @@ def check_weights(folder: Path, name: str, recorded: str) -> None:
     Results can be kept without weights."""
     here = any((folder / weights).is_file() for weights in (WEIGHTS, ADAPTER))
     if here and (len(recorded) < 16 or not fingerprint(folder).startswith(recorded)):
-        raise ValueError(
-            f"{folder / name} was evaluated with other weights than those in {folder}: remove it "
-            f"and evaluate again"
-        )
+        what = f"{folder / name} was evaluated with other weights than those in {folder}"
+        raise ValueError(f"{what}: remove it and evaluate again")
 
 
 def shared_name(runs: Sequence[Path]) -> str | None:
@@ -135,10 +134,7 @@ def names_of(folder: Path) -> tuple[str, ...]:
 def read_run(folder: Path, name: str | None) -> Run:
     """Reads a run with its evaluation in the folder `name`. How the model was changed for
     the evaluation (`tape.analysis.state`, `tape.evaluation.extension`) is among its settings.
-
-    Raises:
-        ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.
-    """
+    Raises a ValueError or an OSError if it did not finish or was not evaluated since."""
     if name is None:
         names = ", ".join(FOLDERS)
         raise ValueError(f"{folder} has none of {names}: evaluate it first, or give --name")
@@ -166,22 +162,16 @@ def read_run(folder: Path, name: str | None) -> Run:
 
 def ngram_rows(folder: Path) -> list[dict[str, Any]]:
     """The losses of the n-gram models in the report of a run as rows; none without them."""
-    path = folder / "report" / "report.json"
+    path, rows = folder / "report" / "report.json", []
     report = read_object(path) if path.is_file() else {}
     with reading(path):
-        return [
-            {
-                "measure": f"{each['model']} loss",
-                "value": math.log(each["perplexity"]),
-                "n": report["scored_tokens"],
-                "unit": "nats",
-            }
-            for each in report.get("ngrams", {}).get("models", [])
-        ]
+        for each in report.get("ngrams", {}).get("models", []):
+            row = {"measure": f"{each['model']} loss", "value": math.log(each["perplexity"])}
+            rows.append(row | {"n": report["scored_tokens"], "unit": "nats"})
+    return rows
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder holds results that `write_runs` wrote."""
     return (folder / RESULTS).is_file() and (folder / SETTINGS).is_file()
 
 
@@ -199,9 +189,7 @@ def table_of(runs: Sequence[Run]) -> pd.DataFrame:
 def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Writes the rows of runs and their settings."""
     table = table_of(runs)
-    whole = [*table.columns[len(ABOUT) : -len(FOUND)], "n"]  # integers, also in columns with gaps
-    table[whole] = table[whole].convert_dtypes()
-    write_text(folder / RESULTS, table.to_csv(index=False, lineterminator="\n"))
+    write_rows(folder / RESULTS, table, [*table.columns[len(ABOUT) : -len(FOUND)], "n"])
     items = [{(key, _json(value)) for key, value in run.settings.items()} for run in runs]
     common = {key: json.loads(value) for key, value in set.intersection(*items)}
     lines = []
@@ -257,8 +245,7 @@ def read_all(
 
     Args:
         folders: of runs, of one evaluation of a run each, or of saved results.
-        name: the folder of the runs' evaluation; None for that of `shared_name`.
-        read: of a run and that name.
+        name: the folder of the runs' evaluation, given to `read`; None for that of `shared_name`.
     """
     if name is None:
         name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
@@ -280,7 +267,6 @@ def read_all(
 
 
 def end(folders: Sequence[Path], missing: Mapping[Path, str]) -> None:
-    """Ends a command with status 1 if some of its folders are missing in the table."""
     if missing:
         sys.exit(f"error: {len(missing)} of {len(folders)} are not in the table")
 
