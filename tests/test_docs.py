@@ -1,11 +1,13 @@
 """What the documents show is true: code runs, files exist, names are known."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -37,6 +39,18 @@ def test_the_readmes_python_runs(capsys):
     for code in blocks(ROOT / "README.md", "python"):
         exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([1, 10, 4096])\n"
+
+
+def test_the_notebook_runs(monkeypatch, capsys):
+    monkeypatch.setitem(ENCODINGS, "near", None)  # and removed again
+    names = {}
+    for cell in json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            code = "".join(cell["source"]).replace("steps=300", "steps=10")
+            exec(compile(code, "notebook.ipynb", "exec"), names)
+    plt.close("all")
+    assert names["near"].config.position["extent"] == 4
+    assert capsys.readouterr().out.startswith("torch.Size([10240, 64])")
 
 
 def test_the_sequences_of_the_analyses_are_whole_problems(tmp_path, monkeypatch):
@@ -225,18 +239,14 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     assert markdown(found, row) in (ROOT / "docs" / page).read_text()
 
 
-@pytest.mark.parametrize(
-    ("page", "shown"),
-    [
-        ("text", ("encodings", "bigrams")),
-        ("context_extension", ("extension", "bases")),
-        ("suite", ("suite",)),
-        ("retrieval", ("needle_long",)),
-    ],
-)
-def test_pages_show_parts_of_the_tables(page, shown):
+PARTS = {"text": ["encodings", "bigrams"], "context_extension": ["extension", "bases"]}
+PARTS |= {"suite": ["suite"], "retrieval": ["needle_long"]}
+
+
+@pytest.mark.parametrize("page", PARTS)
+def test_pages_show_parts_of_the_tables(page):
     """Every line of a table on the page is one of a whole table."""
-    tables = [(RESULTS / name / "table.md").read_text().splitlines() for name in shown]
+    tables = [(RESULTS / name / "table.md").read_text().splitlines() for name in PARTS[page]]
     text = (ROOT / "docs" / f"{page}.md").read_text()
     for head in {lines[2] for lines in tables}:
         block = text[text.index(head) :].partition("\n\n")[0].splitlines()
