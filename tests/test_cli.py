@@ -223,8 +223,8 @@ def project(tmp_path_factory):
 
 
 def called_by(command: str, project: Path) -> list[list[str]]:
-    calls = project / "calls"
-    calls.write_text("")
+    (calls := project / "calls").write_text("")
+    shutil.rmtree(project / "output" / "gpu_rehearsal", ignore_errors=True)  # finished parts
     environment = os.environ | {"SEEDS": "0", "TASKS": "copy parity"}
     environment |= {"PATH": f"{project}/venv/bin:{os.environ['PATH']}", "CALLS": str(calls)}
     environment |= {"VIRTUAL_ENV": f"{project}/venv", "PYTHON": sys.executable}
