@@ -128,6 +128,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     about |= {"limit": arguments.limit, "lengths": lengths}
     how = PRECISE | {"max_length": max_length, "batch_size": arguments.batch_size}
     harness = Harness(model, backend="causal", tokenizer=tokenizer, **how)
+    about["include_path"] = arguments.include_path and str(arguments.include_path.resolve())
     metadata = {"tokenizer": str(folder)} | prompt_lengths(tasks, lengths)
     try:
         with locked(answers):
@@ -136,7 +137,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 tasks=tasks,
                 num_fewshot=arguments.num_fewshot,
                 limit=arguments.limit,
-                task_manager=TaskManager(include_path=arguments.include_path, metadata=metadata),
+                task_manager=task_manager(tasks, arguments.include_path, metadata),
                 use_cache=str(answers / "answers"),
                 log_samples=False,
             )
@@ -149,6 +150,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     kept = about | {name: found[name] for name in KEPT if name in found}
     write_text(arguments.out, json.dumps(kept, indent=2, sort_keys=True) + "\n")
     return found
+
+
+def task_manager(names: list[str], folder: Path | None, metadata: dict[str, Any]) -> TaskManager:
+    """Returns the tasks of a folder if all names are among them, else lm-eval's, too: thousands of
+    files."""
+    own = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+    return (
+        own if {*names} <= {*own.all_tasks} else TaskManager(include_path=folder, metadata=metadata)
+    )
 
 
 def prompt_lengths(tasks: list[str], lengths: list[int]) -> dict[str, Any]:
