@@ -13,6 +13,7 @@ from conftest import (
     make_model,
     random_tokens,
 )
+from every_encoding import CONTEXTUAL
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -62,7 +63,7 @@ SCALED = ("linear", "linear, old", "llama3", "proportional")
 VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
 
 
-SUMMED = {"name": "grape_m", "theta": 500.0, "contextual": True, "start": 1.0, "shared": False}
+SUMMED = CONTEXTUAL | {"theta": 500.0, "start": 1.0}
 STARTS = {  # the encodings as which others start, and their weights in which sums do not read texts
     "carope": ({"name": "carope", "theta": 500.0}, "rope_theta"),  # all are one position further
     "grape_m": ({"name": "grape_m", "theta": 500.0}, "rope_theta"),
@@ -235,7 +236,8 @@ WRONG_SCALINGS = {
     "partial_rotary_factor=1.5 must be": {"rope_type": "default", "partial_rotary_factor": 1.5},
     "=0.4 of head_dim=8 channels": {"rope_type": "default", "partial_rotary_factor": 0.4},
     "beta_slow=8 must be below beta_fast=4": YARN | {"beta_slow": 8, "beta_fast": 4},
-    "must be a list of 4 numbers >= 1": LONGROPE | {"rope_type": "longrope", "long_factor": [1.0]},
+    "must be a list of 4 numbers >= 1": LONGROPE
+    | {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
 }
 
 
@@ -244,8 +246,6 @@ def test_wrong_arguments_are_refused():
         with pytest.raises(ValueError, match=f"^position {re.escape(message)}"):
             make_model({"name": message.split(":")[0], **given})
     for message, scaling in WRONG_SCALINGS.items():
-        if isinstance(scaling, dict) and "long_factor" in scaling:
-            scaling = scaling | {"short_factor": scaling["long_factor"]}
         with pytest.raises(ValueError, match=re.escape(message)):
             make_model({"name": "rope", "scaling": scaling})
     for name in ("grape_m", "repo"):

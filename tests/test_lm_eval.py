@@ -174,7 +174,7 @@ def test_single_likelihoods(kind):
 
 def test_random_positions_are_drawn_for_the_longest(tasks, run):
     """Whatever else is in a batch; RandPE would refuse what goes beyond its draw."""
-    assert ask(run({"name": "randpe", "eval_length": 20}), tasks, "spoken")["results"]
+    assert ask(run({"name": "randpe", "eval_length": 20}), tasks, "sums,spoken")["results"]
 
 
 def test_an_extended_model_has_a_file_of_its_own(tasks, run):
@@ -197,6 +197,10 @@ def test_what_cannot_be_asked_is_refused(tasks, run):
     refused("sums --lengths 70 --max_length 64", "--lengths 70 is more than")
     refused("sums --lengths 32", "--lengths: sums has no prompts of given lengths")
     refused("babilong_qa1 --lengths 33", "BABILong takes one multiple of 1,024")
+    assert entry.prompt_lengths(["babilong_qa1"], [4096]) == {"max_seq_lengths": "4k"}
+    assert entry.prompt_lengths(["ruler_vt"], [512, 96]) == {"max_seq_lengths": [512, 96]}
+    refused(f"sums --out {folder}/config.json", "contains something else")
+    refused("sums --include_path none", "none is not a folder")
     path = folder / entry.TOKENIZER
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
     refused("sums", "requires custom code")
@@ -216,3 +220,4 @@ def test_six_tasks_of_ruler_need_no_network(run, monkeypatch):
     given = ["--model", str(folder), "--lengths", "1024", "--max_length", "1400", "--limit", "1"]
     found = entry.run(parsers.lm_eval([*given, "--tasks", names]))
     assert {*found["results"]} == {*names.split(",")}
+    assert all(-1 not in values.values() for values in found["results"].values())

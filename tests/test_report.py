@@ -25,7 +25,10 @@ def output(tmp_path):
     """Two runs and a comparison, whose texts would like to be parts of the page."""
     output = tmp_path / "output"
     write(output / "half" / "run.json", "{")
-    write(output / EVIL / "run.json", "{}")
+    for name in ("run", "trained"):
+        write(output / EVIL / f"{name}.json", "{}")
+        write(output / "longer" / f"{name}.json", f'"{name}"')  # goes on for more steps
+    write(output / "longer" / "report" / "report.md", "of fewer steps")
     text = "# r\n\nsaid\n\n    <b>&amp; more</b>\n\n[y](z) \x1b[2J\u202eb\n"
     write(output / EVIL / "report" / "report.md", text)
     write(output / EVIL / "report" / "loss.png", PICTURE.read_bytes())
@@ -43,11 +46,13 @@ def test_the_page_shows_what_the_folders_hold(output, tmp_path, capsys):
     assert str(file) in capsys.readouterr().out
     page = file.read_text()
     tags, text = re.findall(r"<(\w+)", page), html.unescape(re.sub("<[^>]*>", "", page))
-    assert "the table" in text and f"\n{output / 'half'}\n" in text
+    assert "the table" in text and all(
+        f"\n{output / name}\n" in text for name in ("half", "longer")
+    )
     assert re.findall("<t[hd]>(.*)</t[hd]>", page) == ["encoding", "n", "rope", "3"]
     sources = re.findall(r'<img [^>]*src="(.{22})', page)
     assert sources == ["data:image/png;base64,"] * 2 and tags.count("img") == 2
-    assert (tags.count("li"), tags.count("a"), tags.count("section")) == (1, 2, 2)
+    assert (tags.count("li"), tags.count("a"), tags.count("section")) == (2, 3, 3)
     (origin,) = provenance.read(output / EVIL)
     for value in (origin["command"], origin["machine"], str(origin["commit"])):
         assert value in text

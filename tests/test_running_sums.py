@@ -32,7 +32,7 @@ def test_a_cache_over_two_thousand_tokens_gives_the_scores_of_the_whole_text(kin
         for begin, end in pairwise(bounds):
             index, part = torch.arange(begin, end), slice(begin, end)
             where = Positions(index[None], torch.arange(end)[None])
-            bias = position.biases(where, 1)[0]
+            bias = position.biases(where)[0]
             tokens = Tokens(where, bias, None, index, x=x[:, part], past=past)
             queries, new, extras = layer.prepare(q[:, :, part], k[:, :, part], tokens)
             assert extras.dtype == dtype

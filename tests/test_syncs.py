@@ -7,7 +7,7 @@ from every_encoding import in_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from tape.model import indices
+from tape.model import indices, inputs
 from tape.positions import absolute
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ def asserted(monkeypatch):
     def refuse_unless(holds, message, now):
         assert not now or holds.all()
 
-    for module in (indices, absolute):
+    for module in (indices, inputs, absolute):
         monkeypatch.setattr(module, "refuse_unless", refuse_unless)
 
 

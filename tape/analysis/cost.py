@@ -64,10 +64,10 @@ def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
     position = model.model.position
     biases = position.biases
 
-    def with_real_positions(positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+    def with_real_positions(positions: Positions) -> list[ScoreBias | None]:
         # Real coordinates, because encodings check them; distances of all pairs would need memory.
         real = (shapes.from_tensor(each) for each in (positions.query, positions.key))
-        return biases(Positions(*real), num_layers)
+        return biases(Positions(*real))
 
     position.biases = with_real_positions
     return model

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+import yaml
 
 try:
     import lm_eval
@@ -25,13 +26,15 @@ try:
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"{missing.name} is missing: EXTRAS=eval bash script/setup.sh") from missing
+    raise SystemExit(
+        f"error: {missing.name} is missing: EXTRAS=eval bash script/setup.sh"
+    ) from missing
 
 from tape import parsers
 from tape.command import expected_errors
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.scoring import DTYPES
-from tape.files import read_object, write_text
+from tape.files import check_folder, check_replaceable, read_object, reading, write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.runs.folder import locked
 
@@ -100,6 +103,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Evaluates tasks and writes lm-eval's results with what they are of; returns them. Raises a
     ValueError or an OSError for settings, tasks or models that cannot be evaluated."""
     folder, tasks, lengths = arguments.model, arguments.tasks, arguments.lengths or []
+    if (given := arguments.include_path) is not None and not given.is_dir():
+        raise ValueError(f"--include_path {given} is not a folder")
+    for file in sorted(given.rglob("*.yaml")) if given else ():  # lm-eval leaves out damaged ones
+        with reading(file):
+            yaml.compose(file.read_bytes())
+    if arguments.out is not None:
+        check_folder(arguments.out.parent)
+        check_replaceable("--out", arguments.out, '"lm_eval"')
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     settings = folder / TOKENIZER
     if settings.is_file() and "auto_map" in read_object(settings):
@@ -128,7 +139,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     about |= {"limit": arguments.limit, "lengths": lengths}
     how = PRECISE | {"max_length": max_length, "batch_size": arguments.batch_size}
     harness = Harness(model, backend="causal", tokenizer=tokenizer, **how)
-    about["include_path"] = arguments.include_path and str(arguments.include_path.resolve())
+    about["include_path"] = given and str(given.resolve())
     metadata = {"tokenizer": str(folder)} | prompt_lengths(tasks, lengths)
     try:
         with locked(answers):
@@ -137,7 +148,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 tasks=tasks,
                 num_fewshot=arguments.num_fewshot,
                 limit=arguments.limit,
-                task_manager=task_manager(tasks, arguments.include_path, metadata),
+                task_manager=task_manager(tasks, given, metadata),
                 use_cache=str(answers / "answers"),
                 log_samples=False,
             )
@@ -146,6 +157,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     except Exception as error:  # files of a task may hold anything
         what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"--tasks {','.join(tasks)}: {what}") from error
+    for values in found["results"].values():  # RULER's for lengths that were not asked for
+        for name in [name for name, x in values.items() if x == -1 and name[0].isdecimal()]:
+            del values[name]
     arguments.out = arguments.out or arguments.folder / f"{tasks[0]}-{digest(about)}.json"
     kept = about | {name: found[name] for name in KEPT if name in found}
     write_text(arguments.out, json.dumps(kept, indent=2, sort_keys=True) + "\n")

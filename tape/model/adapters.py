@@ -46,7 +46,8 @@ class LoRA:
             raise ValueError(f"peft.lora.alpha={self.alpha!r} must be a finite number > 0")
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(f"peft.lora.dropout={self.dropout!r} must lie in [0, 1)")
-        if not isinstance(self.targets, list) or not {*self.targets} <= {*LINEAR}:
+        targets = self.targets if isinstance(self.targets, list) else []
+        if not targets or any(name not in LINEAR for name in targets):
             allowed = ", ".join(LINEAR)
             raise ValueError(f"peft.lora.targets={self.targets!r} must be a list from {allowed}")
 

@@ -125,6 +125,10 @@ class GrowingLayer(DynamicLayer):
         self.values = values.append(self.values, value_states)
         return self.keys, self.values
 
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.buffers = GrowableBuffer(), GrowableBuffer()  # every layer's, before the first appends
+        super().reorder_cache(beam_idx)
+
 
 class GrowingCache(DynamicCache):
     """Default cache of the decoder and of `generate`."""

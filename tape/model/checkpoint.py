@@ -46,14 +46,14 @@ def load(
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Returns the tokenizer beside a model; refuses damaged files and classes that differ."""
-    for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
-        if path.is_file():
-            read_object(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # damaged files raise anything
+        for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
+            if path.is_file():
+                read_object(path)
         raise ValueError(
             f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): add "
             "the model's own tokenizer"

@@ -33,6 +33,7 @@ COUNTS = (
 ARGUMENTS = {
     "attn_implementation",
     "auto_map",
+    "cache_implementation",
     "experts_implementation",
     "model_type",
     "name_or_path",
@@ -44,6 +45,8 @@ ARGUMENTS = {
     "quantization_config",
     "rope_scaling",
     "rope_theta",
+    "sep_token_id",
+    "tie_encoder_decoder",
     "tie_last_hidden_states",
     "torch_dtype",
 }

@@ -77,7 +77,7 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     if config.scalable_softmax:
         visible = {w: visible_keys(w or config.sliding_window, batch, index) for w in visible}
     positions, cached_indices = _coordinates(model, batch, call, index)
-    x_BTC, states, biases = position(batch.x_BTC, positions, count)
+    x_BTC, states, biases = position(batch.x_BTC, positions)
     if config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
         backends.check_flash(batch, call.position_ids, positions.key, bias)

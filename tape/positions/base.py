@@ -154,8 +154,6 @@ class PositionEncoding(PositionModule):
         positive: numeric arguments that must be above zero.
         updates: whether layers update its state.
         reads: whether it takes token indices from the token ids (`read`).
-        per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
-            have to split.
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
@@ -163,7 +161,6 @@ class PositionEncoding(PositionModule):
     causal: ClassVar[bool] = False
     reads: ClassVar[bool] = False
     updates: ClassVar[bool] = False
-    per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
     positive: ClassVar[tuple[str, ...]] = ()
 
@@ -220,9 +217,8 @@ class PositionEncoding(PositionModule):
             least = (" > 0" if kind is float else " >= 1") if name in cls.positive else ""
             # The first bound excludes inf and NaN.
             if not fits or not abs(value) < 2.0**31 or (least and value <= 0):
-                raise ValueError(
-                    f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}, below 2**31"
-                )
+                most = "" if kind is bool else ", below 2**31"
+                raise ValueError(f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}{most}")
 
     @classmethod
     def for_tokenizer(
@@ -272,12 +268,12 @@ class PositionEncoding(PositionModule):
         raise NotImplementedError
 
     def forward(
-        self, x_BTC: Tensor, positions: Positions, num_layers: int
+        self, x_BTC: Tensor, positions: Positions
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
         """Returns token embeddings (`embed`), the states that pass through the layers, several if
         layers have different ones (`LayerPosition.entry`), and biases of all layers (`biases`)."""
         states = [self.state(positions, torch.promote_types(x_BTC.dtype, torch.float32))]
-        return self.embed(x_BTC, positions), states, self.biases(positions, num_layers)
+        return self.embed(x_BTC, positions), states, self.biases(positions)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""
@@ -287,9 +283,9 @@ class PositionEncoding(PositionModule):
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
 
-    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+    def biases(self, positions: Positions) -> list[ScoreBias | None]:
         """Returns each layer's bias that depends on positions alone; it may be shared."""
-        return [None] * num_layers
+        return [None] * self.config.num_hidden_layers
 
     def layer(self, layer_idx: int) -> LayerPosition:
         """Creates the part of the encoding that belongs to a decoder layer."""

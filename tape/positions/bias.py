@@ -75,8 +75,9 @@ class ALiBi(PositionEncoding):
         sampler = SAMPLERS[arguments["sampler"]["name"]]
         return cls.backends if sampler.consecutive else DENSE_BACKENDS
 
-    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        return [SlopeBias(self.slopes, positions, self.sampler.consecutive)] * num_layers
+    def biases(self, positions: Positions) -> list[ScoreBias | None]:
+        bias = SlopeBias(self.slopes, positions, self.sampler.consecutive)
+        return [bias] * self.config.num_hidden_layers
 
 
 class LearnedBias(ScoreBias):
@@ -106,7 +107,7 @@ class LearnedBiasEncoding(PositionEncoding):
         """Makes the module of a decoder layer."""
         raise NotImplementedError
 
-    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+    def biases(self, positions: Positions) -> list[ScoreBias | None]:
         return [self.bias(layer, positions) for layer in self.layers]
 
 

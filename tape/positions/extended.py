@@ -87,7 +87,7 @@ class ExtendedRoPE(RoPE):
     def state(self, positions: Positions, dtype: torch.dtype) -> None:
         return None
 
-    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+    def biases(self, positions: Positions) -> list[ScoreBias | None]:
         found: dict[torch.dtype, list[Piece]] = {}
 
         def turns(dtype: torch.dtype) -> list[Piece]:
@@ -95,7 +95,7 @@ class ExtendedRoPE(RoPE):
                 found[dtype] = self.turns(positions, dtype)
             return found[dtype]
 
-        return [Remapped(turns, None, None)] * num_layers
+        return [Remapped(turns, None, None)] * self.config.num_hidden_layers
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> list[Piece]:
         """Returns the pieces with states of RoPE, (B|1, 1, T|S, 2, F), in place of positions."""

@@ -68,11 +68,11 @@ class Mixed(PositionEncoding):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def forward(
-        self, x_BTC: Tensor, positions: Positions, num_layers: int
+        self, x_BTC: Tensor, positions: Positions
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
         states, biases = [], []
-        for place, entry in enumerate(self.entries):
-            x_BTC, own, found = entry(x_BTC, positions, self.places.count(place))
+        for entry in self.entries:
+            x_BTC, own, found = entry(x_BTC, positions)
             states += own
             biases.append(iter(found))
         return x_BTC, states, [next(biases[place]) for place in self.places]

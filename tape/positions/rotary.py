@@ -136,8 +136,7 @@ class YaRN(RoPE):
     `factor`, and cosine and sine are multiplied by 0.1 ln(factor) + 1. A schedule that the
     frequencies have already is kept if it is YaRN, and otherwise refused."""
 
-    own = ("factor", "beta_fast", "beta_slow", "original_length")
-    config_arguments = own
+    config_arguments = ("factor", "beta_fast", "beta_slow", "original_length")
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +145,7 @@ class YaRN(RoPE):
                 "position yarn sets the scaling itself: give factor, beta_fast, beta_slow, or use "
                 "position rope with a scaling"
             )
-        given = {name: arguments.pop(name) for name in cls.own}
+        given = {name: arguments.pop(name) for name in YaRN.config_arguments}
         given["original_max_position_embeddings"] = given.pop("original_length")
         given = {name: value for name, value in given.items() if value is not None}
         arguments["scaling"] = yarn(config.rope_parameters or {}) | given

@@ -28,8 +28,8 @@ REQUIRED = {
     "ntk": ("factor",),
     "clipped": (),
 }
-# Numeric arguments of the schedules, which transformers does not check.
 ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
+# Numeric arguments of the schedules, which transformers does not check.
 POSITIVE = {"rope_theta", "factor", "attention_factor", "partial_rotary_factor", ORIGINAL}
 POSITIVE |= {name for pair in ORDERED for name in pair}
 

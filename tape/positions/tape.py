@@ -111,10 +111,7 @@ class TapeLayer(RotaryLayer):
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
         """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
         W1, W2 = self.up(state.dtype), self.down(state.dtype)
-        weight = self.gate.weight
-        if isinstance(weight, Tensor) and weight.is_floating_point():  # others are quantized
-            mlp_out = mlp_out.to(weight.dtype)
-        gate = F.silu(self.gate(mlp_out)).flatten(0, 1).to(state.dtype)
+        gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
         if self.tensorial:
             # One small matrix per token, W2 diag(gate) W1: I M^2 + M^2 N multiply-adds with M heads
             # and I = width; applying W1 and W2 in turn costs 2 I M N.

@@ -1,7 +1,7 @@
 """The results under some folders on one page: tape report output/ scrolls/ --out report/
 
 Each folder with results has a section: the tables (.md) and pictures (.png) that commands wrote
-there, for a run those of its report, and the command, commit and machine. Runs without a report
+there, for a run those of its report, and the command, commit and machine. Unfinished runs
 come first. The page (page.html) needs nothing but itself. Jinja2 and markdown-it escape all values,
 and a policy in its head allows no script.
 """
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from tape import parsers, provenance
 from tape.command import expected_errors
 from tape.files import check_folder, check_replaceable, write_text
-from tape.runs.folder import CONFIGURATION
+from tape.runs.folder import CONFIGURATION, TRAINED
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="tape.results.report">'  # identifies pages of this program
@@ -44,7 +44,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
     sections = [section_of(folder) for folder in tqdm(found, disable=None)]
     sections = [each for each in sections if each["texts"] or each["pictures"]]
     runs = [folder for folder in found if (folder / CONFIGURATION).is_file()]
-    unfinished = [run for run in runs if not (run / "report" / "report.md").is_file()]
+    unfinished = [run for run in runs if not finished(run)]
     names = ", ".join(map(str, folders))
     if not (sections or unfinished):
         raise ValueError(f"no results in {names}: to create the first, run tape train")
@@ -53,9 +53,16 @@ def run(folders: Sequence[Path], out: Path) -> str:
     text = page(title=f"Results in {names}", about=about, unfinished=unfinished, sections=sections)
     write_text(out / INDEX, text)
     return (
-        f"{out / INDEX}: {len(sections)} folders with results, {len(unfinished)} runs without a "
-        f"report, {len(text.encode()) / 2**20:.1f} MiB"
+        f"{out / INDEX}: {len(sections)} folders with results, {len(unfinished)} unfinished "
+        f"runs, {len(text.encode()) / 2**20:.1f} MiB"
     )
+
+
+def finished(run: Path) -> bool:
+    """Whether a run's report is that of its latest command: a continued run has newer settings."""
+    settings, trained = run / CONFIGURATION, run / TRAINED
+    same = trained.is_file() and trained.read_bytes() == settings.read_bytes()
+    return same and (run / "report" / "report.md").is_file()
 
 
 def page(**given: Any) -> str:
