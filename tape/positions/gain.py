@@ -1,7 +1,7 @@
 """RoPE with a temperature that reads the text: what TAPE's update after the MLP can do, alone.
 
 Without the average of its state, TAPE is exactly RoPE whose queries and keys are multiplied by one
-real number per token and head (tests/test_gain.py); here a layer reads it from its own input.
+real number per token and head (tests/test_special_cases.py). Here a layer reads it from its input.
 """
 
 from __future__ import annotations

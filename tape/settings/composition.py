@@ -60,7 +60,7 @@ def refuse(error: object) -> NoReturn:
 def explained(error: Exception, name: str) -> object:
     """Returns what is wrong in the terms of this project, where Hydra has others."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: {error}; quote a value with = or spaces"
+        return f"{error.override.removeprefix('++')}: {error}; quote a value with = or spaces"
     if not (refused := re.match(r"Could not override '(\S+)'", str(error))):
         return error
     known = {key for key, _ in nodes(OmegaConf.to_container(composed([], name)))}

@@ -60,8 +60,8 @@ def training_arguments(
     except (ValueError, TypeError, OSError, ImportError) as error:
         raise ValueError(f"trainer: {error}") from error
     for name in ("output_dir", "seed"):
-        if given[name] != getattr(settings, name):
-            raise ValueError(f"trainer.{name}={given[name]}: set {name}=... instead")
+        if given.get(name) != getattr(settings, name):
+            raise ValueError(f"trainer.{name}={given.get(name)}: set {name}=... instead")
     for name in {"do_train", "do_eval", "do_predict"} & given.keys():
         raise ValueError(f"trainer.{name}: a run validates by trainer.eval_strategy; leave it out")
     check_training(arguments)
@@ -70,6 +70,10 @@ def training_arguments(
 
 def check_training(arguments: TrainingArguments) -> None:
     """Raises a ValueError for settings that transformers allows but runs here do not support."""
+    if arguments.fp16 and arguments.device.type == "cpu":  # transformers would train in float32
+        raise ValueError("trainer.fp16=True: float16 needs a GPU; use trainer.bf16=true")
+    if arguments.save_strategy == "best":
+        raise ValueError("trainer.save_strategy=best: a run resumes from its last checkpoint")
     started, seen = int(os.environ.get("WORLD_SIZE", 1)), arguments.world_size
     if started != seen:
         raise ValueError(
@@ -107,10 +111,11 @@ def _check_schedule(arguments: TrainingArguments) -> None:
     if given and kind in WITHOUT_ARGUMENTS:
         raise ValueError(f"trainer.lr_scheduler_kwargs={given}: {schedule} takes none")
     most = arguments.max_steps - arguments.get_warmup_steps(arguments.max_steps)
-    if not 0 <= given.get("num_decay_steps", 0) <= most:
+    decay = given.get("num_decay_steps", 0)
+    if type(decay) is not int or not 0 <= decay <= most:
         raise ValueError(
-            f"trainer.lr_scheduler_kwargs.num_decay_steps={given['num_decay_steps']} must be >= 0 "
-            f"and at most {most}, the steps after warm-up"
+            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be >= 0 and at most "
+            f"{most}, the steps after warm-up"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -99,8 +100,14 @@ class LanguageModelTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> Any:
         if self.is_world_process_zero():
             clear_unfinished(Path(self.args.output_dir))
-        with self.guard.listening():
-            return super().train(resume_from_checkpoint, **kwargs)
+        try:
+            with self.guard.listening():
+                return super().train(resume_from_checkpoint, **kwargs)
+        except UnpicklingError as error:
+            raise ValueError(
+                f"{resume_from_checkpoint} contains objects that are not loaded: remove it, to "
+                "resume from the one before"
+            ) from error
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         return decayed(model)
