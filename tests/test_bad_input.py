@@ -83,6 +83,7 @@ data.files=null | data=text needs data\.files
 data.documents=marsk | data\.documents='marsk' must be join or mask, or null for
 trainer.lr_scheduler_type=foo | trainer: foo is not a valid SchedulerType
 trainer.use_cpu=true trainer.fp16=true | trainer\.fp16=True: float16 needs a GPU
+trainer.report_to=[mlflow] | trainer\.report_to=\['mlflow'\]: not installed; installed: 
 trainer.save_strategy=best | a run resumes from its last checkpoint
 trainer.accelerator_config={even_batches:false} | \.even_batches=False: processes
 trainer.deepspeed=text.txt | trainer(\.deepspeed=text\.txt)?: 

@@ -97,8 +97,7 @@ def test_help_lists_groups_and_composed_settings(tmp_path):
     assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
 
 
-INSTALLED = f"""
-import sys
+INSTALLED = f"""import sys
 sys.path[0] = {str(ROOT)!r}
 import tape.commands.__main__ as cli
 cli.main()
@@ -134,8 +133,8 @@ def test_the_table_names_every_command_of_the_project():
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/*.md"))
 PROGRAMS = ("python", "torchrun", "accelerate", "hf")
-NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(cli.TARGETS)})"
-BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|{NAMED}|bash|srun) "
+NAMED = "|".join((*PROGRAMS, rf"(?:\.venv/bin/)?tape (?:{'|'.join(cli.TARGETS)})", "bash|srun"))
+BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{NAMED}) "
 # What a page leaves to its reader, and what is taken here.
 PLACEHOLDERS = {
     "TYPE=...": "TYPE=rope",

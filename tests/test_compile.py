@@ -62,14 +62,16 @@ def decoded(call, model, tokens, count):
 
 @torch.no_grad()
 @pytest.mark.parametrize("position", ["tape", *SLOW])
-def test_decoding_compiles_two_graphs(position):
-    """One for the prompt, one for every token after it."""
-    model = make_model(position, num_hidden_layers=2, max_position_embeddings=80)
-    tokens, backend = random_tokens(2, 9), CompileCounterWithBackend("aot_eager")
-    expected = decoded(model, model, tokens, 12)
-    logits = decoded(torch.compile(model, backend=backend, fullgraph=True), model, tokens, 12)
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    assert backend.frame_count == 2
+def test_decoding_compiles_few_graphs(position):
+    """One for the prompt, one for every token after it, one for a prompt of another length."""
+    model, tokens = make_model(position, num_hidden_layers=2), random_tokens(2, 9)
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for prompt, graphs in ((tokens, 2), (tokens[:, :7], 3)):
+        expected = decoded(model, model, prompt, 21 - prompt.shape[1])  # caches of one size
+        logits = decoded(compiled, model, prompt, 21 - prompt.shape[1])
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+        assert backend.frame_count == graphs
 
 
 @torch.no_grad()

@@ -65,8 +65,7 @@ def test_a_new_encoding_trains_at_once(checkout, monkeypatch, capsys):
     settings = OmegaConf.to_container(OmegaConf.load(checkout / YAML))
     assert settings.items() <= make_model("wave").config.position.items()
     model, tokens = make_model(settings).train(), random_tokens(2, 9)
-    optimizer = torch.optim.AdamW(model.parameters())
-    losses = []
+    optimizer, losses = torch.optim.AdamW(model.parameters()), []
     for _ in range(3):
         losses.append(model(tokens, labels=tokens).loss)
         losses[-1].backward()

@@ -78,7 +78,9 @@ def sdpa(
     On a CPU a payload takes a call of its own: unequal widths fall back to unfused code."""
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
-    is_causal = mask is None and bool(T > 1)  # the builder leaves causality to us
+    is_causal = mask is None  # the builder leaves causality to us
+    if T == 1:  # a branch: in a graph a comparison may have no value
+        is_causal = False
     if needs_lse:
         if is_causal:
             mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()

@@ -44,6 +44,7 @@ class Chunks(NamedTuple):
 def in_chunks(x: Tensor) -> Tensor:
     """(.., T, D) -> (.., n, L, D), with zeros at the end."""
     L = min(CHUNK, x.shape[-2])
+    x = x.contiguous()  # torch.compile takes padding by none for a contiguous copy
     return F.pad(x, (0, 0, 0, -x.shape[-2] % L)).unflatten(-2, (-1, L))
 
 

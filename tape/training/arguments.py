@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import SchedulerType
 
 from tape.model.adapters import without_deprecations
@@ -74,6 +75,10 @@ def check_training(arguments: TrainingArguments) -> None:
         raise ValueError("trainer.fp16=True: float16 needs a GPU; use trainer.bf16=true")
     if arguments.save_strategy == "best":
         raise ValueError("trainer.save_strategy=best: a run resumes from its last checkpoint")
+    able = get_available_reporting_integrations()
+    if missing := [name for name in arguments.report_to if name not in able]:
+        named = ", ".join(able) or "none"
+        raise ValueError(f"trainer.report_to={missing}: not installed; installed: {named}")
     started, seen = int(os.environ.get("WORLD_SIZE", 1)), arguments.world_size
     if started != seen:
         raise ValueError(
