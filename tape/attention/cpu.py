@@ -108,10 +108,8 @@ def _single_query(
     q: Tensor, k: Tensor, values: Values, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the softmax unfused: keys and values are read once per group of heads."""
-    (B, H, _, D), K = q.shape, k.shape[1]
-    scores = torch.bmm((q * scaling).reshape(B * K, -1, D), k.flatten(0, 1).mT)
-    if mask is not None:
-        scores = masked(scores.view(B, H, 1, -1), mask).view_as(scores)
+    B, H, _, D = q.shape
+    scores = masked((q * scaling).view(B, k.shape[1], -1, D) @ k.mT, mask)  # (B, K, G, S)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
-    averages = torch.bmm(weights.to(q.dtype), values.concat().flatten(0, 1))
+    averages = weights.to(q.dtype) @ values.concat()
     return values.split(averages.view(B, H, 1, -1))

@@ -54,8 +54,7 @@ def token_indices(
     new = torch.arange(T, device=device) + past if static else slice(past, past + T)
     counted = isinstance(kept_length, int) and kept_length == 0
     if counted and position_ids is None and not padded:
-        key = torch.arange(S, device=device)[None]
-        return key[:, new], key, None
+        return batch.slots[None], torch.arange(S, device=device)[None], None
     # A count is an index plus one; padding has the count of the token before it.
     if counted:
         counts = torch.arange(1, S + 1, device=device)[None]

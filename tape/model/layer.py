@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -35,10 +34,18 @@ class RMSNorm(LlamaRMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
         if x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64):
-            return F.rms_norm(x, weight.shape, weight, eps)
+            return torch.rms_norm(x, weight.shape, weight, eps)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * wide.to(x.dtype)
+
+
+def by_head(x_BTC: Tensor, D: int) -> Tensor:
+    """Returns (B, heads, T, D)."""
+    B, T, _ = x_BTC.shape
+    if T == 1:  # in decoding one operation in place of three
+        return x_BTC.view(B, -1, 1, D)
+    return x_BTC.view(B, T, -1, D).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -84,10 +91,10 @@ class Attention(nn.Module):
                 would move a module, as it moves tensors.
         """
         encoding = context()
-        tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.head_dim)
-        q = self.q_proj(x_BTC).view(shape).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
-        v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
+        tokens = inputs.tokens
+        q = by_head(self.q_proj(x_BTC), self.head_dim)  # (B, H, T, D)
+        k = by_head(self.k_proj(x_BTC), self.head_dim)  # (B, K, T, D)
+        v = by_head(self.v_proj(x_BTC), self.head_dim)  # (B, K, T, D)
         if self.qk_norm:
             # Under autocast the norms are wider than the products.
             q, k = (norm(x).to(v.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import PositionEncoding, Positions
+from tape.positions.base import PositionEncoding, Positions, without_autocast
 from tape.tensor_validation import refuse_unless
 
 
@@ -36,7 +36,7 @@ class SinCos(PositionEncoding):
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         C = x_BTC.shape[-1]
-        with torch.autocast(x_BTC.device.type, enabled=False):
+        with without_autocast(x_BTC):
             dtype = torch.promote_types(x_BTC.dtype, torch.float32)
             exponent = torch.arange(0, C, 2, device=x_BTC.device, dtype=dtype) / C
             phases = positions.query.to(dtype)[..., None] / self.base**exponent  # (B|1, T, C/2)

@@ -8,6 +8,7 @@ width of a key's extras.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, get_args, get_origin
@@ -31,6 +32,15 @@ class Positions(NamedTuple):
     extent: int | None = None  # if known without reading them: all are in 0..extent - 1
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Returns a context in which operations keep the dtype of x. It is empty where autocast is off:
+    torch's takes as long to enter as an operation on one token."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
 class WideLinear(nn.Linear):
     """Linear map in the dtype of its input, whatever that of its weights (`widen`)."""
 
@@ -41,7 +51,7 @@ class WideLinear(nn.Linear):
 
 def widen(linear: WideLinear, x: Tensor) -> Tensor:
     """Calls a linear map, or an adapter around it, in at least float32, under autocast too."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return linear(x.to(torch.promote_types(x.dtype, torch.float32)))
 
 

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import PositionEncoding, PositionModule, Positions, WideLinear
+from tape.positions.base import (
+    PositionEncoding,
+    PositionModule,
+    Positions,
+    WideLinear,
+    without_autocast,
+)
 from tape.positions.sampling import SAMPLERS
 from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, distances, lookup
 
@@ -87,8 +93,7 @@ class LearnedBias(ScoreBias):
         self.layer, self.positions = layer, positions
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        device = self.positions.query.device.type
-        with torch.autocast(device, enabled=False):  # bfloat16 cannot represent positions
+        with without_autocast(self.positions.query):  # bfloat16 cannot represent positions
             return self.layer(self.positions).to(dtype)
 
 

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Positions, Prepared, Tokens
+from tape.positions.base import (
+    LayerPosition,
+    PositionEncoding,
+    Positions,
+    Prepared,
+    Tokens,
+    without_autocast,
+)
 from tape.positions.rotary import waves
 
 
@@ -54,7 +61,7 @@ class PoPE(PositionEncoding):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         """(B|1, 1, T, 2, D): cosine and sine of the phase of each channel."""
         D, query = self.config.head_dim, positions.query
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query):
             exponent = torch.arange(D, device=query.device, dtype=dtype) / D
             return waves(query.to(dtype)[..., None] / self.base**exponent)[:, None]
 

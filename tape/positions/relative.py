@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear, widen
+from tape.positions.base import (
+    LayerPosition,
+    PositionEncoding,
+    Tokens,
+    WideLinear,
+    widen,
+    without_autocast,
+)
 from tape.positions.scores import DENSE_BACKENDS, ScoreBias, distances
 
 
@@ -46,7 +53,7 @@ class ProfileLayer(LayerPosition):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Returns the profiles of the queries, (B, H, T, E)."""
         r = widen(self.reader, x_BTC).unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
-        with torch.autocast(x_BTC.device.type, enabled=False):
+        with without_autocast(x_BTC):
             return r @ self.profiles.to(r.dtype)
 
 

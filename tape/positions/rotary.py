@@ -36,6 +36,15 @@ def factors(e: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
 
 
+def kept_factors(e: Tensor) -> tuple[Tensor, Tensor]:
+    """`factors` without gradients, made once for all layers that have the same state."""
+    if is_compiling():
+        return factors(e)
+    if not hasattr(e, "_tape_factors"):
+        e._tape_factors = factors(e)
+    return e._tape_factors
+
+
 def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Returns `apply_rotary` of x, given its `factors`."""
     return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
@@ -83,8 +92,8 @@ class RotaryLayer(LayerPosition):
             per_query = e.repeat_interleave(H // K, dim=1)
         if torch.is_grad_enabled():
             return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e), None
-        of_keys = factors(e)
-        of_queries = of_keys if per_query is e else factors(per_query)
+        of_keys = kept_factors(e)
+        of_queries = of_keys if per_query is e else kept_factors(per_query)
         return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys), None
 
 

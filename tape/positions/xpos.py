@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, Positions, Prepared, Tokens
+from tape.positions.base import LayerPosition, Positions, Prepared, Tokens, without_autocast
 from tape.positions.rotary import RoPE, RotaryLayer, apply_rotary
 
 
@@ -65,7 +65,7 @@ class XPos(RoPE):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         """(B|1, 1, T, 3, F): cosine, sine and the scale of the queries."""
         turned = super().state(positions, dtype)
-        with torch.autocast(turned.device.type, enabled=False):
+        with without_autocast(turned):
             power = (positions.query.to(dtype) - self.centre) / self.scale_base
             scale = (power[..., None] * self.log_zeta.to(dtype)).exp()
         return torch.cat((turned, scale[:, None, :, None]), dim=-2)
