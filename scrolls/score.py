@@ -89,10 +89,11 @@ def evaluate_task(
     name: str, files: dict[str, Path], given: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """Verifies files of predictions for a task, by type, scores them unless they are only verified,
-    and writes <TYPE>/<task>_metrics.json, the results or the errors, and <task>_answers.html. A
-    file without a type has its results in the folder itself, and no page. Errors in one file do not
-    stop the others; in place of results of an earlier file they are in <task>_errors.json. Returns
-    the reports by type, empty for valid predictions that are not scored."""
+    and writes <TYPE>/<task>_metrics.json, the results or the errors, <task>_scores.md and
+    <task>_answers.html. A file without a type has its results in the folder itself alone. Errors in
+    one file do not stop the others; in place of results of an earlier file they are in
+    <task>_errors.json. Returns the reports by type, empty for valid predictions that are not
+    scored."""
     task, out, scored = TASKS[name], given.metrics_output_dir, not given.verify_only
     questions, golds = read_questions(task, given.split, given.data_dir, given.cache_dir, scored)
     reports, answered = {}, {}
@@ -111,9 +112,13 @@ def evaluate_task(
         reports[kind] = report
         if report:
             write_text(target, json.dumps(report, indent=4) + "\n")  # as the official ones
-        if texts and (kind or not scored):
-            print(f"{path}: {report.get('display', 'valid')}")
+        if texts and not scored:
+            print(f"{path}: valid")
     if answered and "" not in answered:
+        shown = [[kind, *reports[kind]["display"]] for kind in answered]
+        scores = markdown_table([["encoding", *reports[shown[0][0]]["display_keys"]], *shown])
+        write_text(out / f"{name}_scores.md", f"{scores}\n")
+        print(f"{scores}\n\nalso in {out}, with the answers side by side in {name}_answers.html")
         columns = {"question": questions, "gold answers": golds} | answered
         write_text(out / f"{name}_answers.html", page(pd.DataFrame(columns).loc[[*questions]]))
     return reports
@@ -164,7 +169,7 @@ def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     if not found:
         raise ValueError(
             f"{given.predictions} has no predictions: expected a file, a folder of files "
-            f"<TYPE>.json, or with --all of files <task>/<TYPE>.json"
+            f"<TYPE>.json, or with --all of files <task>/<TYPE>.json of {', '.join(BENCHMARK)}"
         )
     if given.all and not given.verify_only:
         rows = table(found, f"here, {given.split}")
@@ -172,7 +177,7 @@ def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
         # With all four decimals; empty for what is not there.
         write_text(out / "table.csv", rows.round(4).to_csv(index=False, lineterminator="\n"))
         provenance.record(out)
-        print(f"{markdown(rows)}\n\nalso in {out}, with the metrics and answers of each task")
+        print(f"\n{markdown(rows)}\n\nalso in {out}, with the metrics and answers of each task")
     return found
 
 

@@ -100,7 +100,7 @@ def model_folder(text: str) -> Path:
 
 def check_model_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"{folder} is not a folder: give that of a model or a run")
+        raise argparse.ArgumentTypeError(f"{folder} is not a folder")
 
 
 def result_folder(text: str) -> Path:

@@ -118,7 +118,7 @@ position=keep | position=keep .* need a base_model=\.\.\.
 position=abacus position.digits=[99999] | digits=\[99999\] must be a list of token ids bel
 position=mixed position.pattern=[mixed] | mixed applies to all layers
 base_model=org/base peft=lora peft.extra=maybe | peft\.extra='maybe' must be true or
-base_model=output/no | base_model=output/no: there is no such folder; pre-train it first
+base_model=output/no | base_model=output/no: there is no such folder; give that of a model
 base_model=. | base_model=\.: \. has no config\.json
 """
 
@@ -139,7 +139,7 @@ def test_settings_of_a_run(case, small, here):
 
 
 COMMAND_LINES = [
-    ("position=rpe", r"Could not find 'position/rpe'; Available options .*; adape; "),
+    ("position=rpe", r"=rpe: there is no such entry; did you mean 'rope'\? Known: .* adape, "),
     ("lenght=5", r"lenght: there is no such setting; did you mean 'length'"),
     ("trainer.lerning_rate=1", r"lerning_rate: .* did you mean 'trainer\.learning_rate'"),
     ("+foo=3", r"\+foo=3: there is no such setting"),
@@ -298,7 +298,7 @@ MEASURED = f"-m tape.evaluation.perplexity --data local --lengths 64 {MODEL}"
 LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai {MODEL}"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 COMMANDS = [
-    ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder: give that of"),
+    ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder"),
     ("-m tape.export {model} --out {model}", r"model already exists; choose another"),
     (f"{MEASURED} --out {{model}}/config.json/o.csv", r"json cannot be used: Not a directory"),
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),

@@ -236,8 +236,8 @@ def test_runs_of_a_sweep_compose(name):
 # Words of a sweep | what is wrong with them; those of the runs follow --.
 REFUSED = r"""
 dry_run=true | sweep=null: choose one of ablation_architecture,
-sweep=encoding | Could not find 'sweep/encoding'; Available options .* encodings;
-sweep=passkey vary.position=[rope,nop] | Could not find 'position/nop'
+sweep=encoding | sweep=encoding: there is no such entry; did you mean 'encodings'
+sweep=passkey vary.position=[rope,nop] | position=nop: there is no such entry
 sweep=passkey vary.position=[] | vary, seeds: name one value or more of each
 sweep=passkey vary.seed=[1,2] | seed= is set by the sweep; give name=
 sweep=passkey seeds=[0,x] | seeds='x' must be an integer in 0\.\.

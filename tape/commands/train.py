@@ -38,7 +38,7 @@ def run(cfg: DictConfig) -> str:
     settings = settings_of(cfg)
     base = settings["base_model"]
     if base and base.split("/")[0] in ("output", ".", "..", "") and not Path(base).is_dir():
-        raise ValueError(f"base_model={base}: there is no such folder; pre-train it first")
+        raise ValueError(f"base_model={base}: there is no such folder; give that of a model")
     from tape.training.run import run  # takes seconds: wrong settings are refused before
 
     return run(RunSettings(**settings), instantiate)

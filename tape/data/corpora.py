@@ -147,7 +147,7 @@ class TextCorpus(FileCorpus):
     """The user's own files; settings: config/data/text.yaml. Without files for validation, some
     documents are held out; a single plain file is cut near its end instead."""
 
-    remedy = "give data.validation=FILE or more documents"
+    remedy = "empty files have none: give more documents, or data.validation=FILE"
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
         if file.is_file():
             reason = f"({type(error).__name__}: {reason}): create it again"
             raise ValueError(f"{file} is damaged {reason}") from error
-        found = "is neither a folder with a tokenizer nor available from the hub"
+        found = "(of base_model, if not set) is neither a folder with one nor on the hub"
         raise ValueError(f"tokenizer={name_or_folder!r} {found}: {reason}") from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")

@@ -61,6 +61,9 @@ def explained(error: Exception, name: str) -> object:
     """Returns what is wrong in the terms of this project, where Hydra has others."""
     if isinstance(error, OverrideParseException):
         return f"{error.override.removeprefix('++')}: {error}; quote a value with = or spaces"
+    if absent := re.search(r"Could not find '(\w+)/([^']+)'", str(error)):
+        group, entry = absent.groups()
+        return f"{group}={entry}: there is no such entry{suggestion(entry, options(group))}"
     if not (refused := re.match(r"Could not override '(\S+)'", str(error))):
         return error
     known = {key for key, _ in nodes(OmegaConf.to_container(composed([], name)))}
