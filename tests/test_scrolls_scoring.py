@@ -219,7 +219,7 @@ def test_answers_are_read_side_by_side(evaluate, qasper, tmp_path):
         "rope.json": dict(zip(IDS, ["mill", "at\n5", "&amp;"], strict=True)),
     }
     assert evaluate(qasper, given, file="").status == 0
-    assert "| rope | 33.3333 |" in (tmp_path / "out" / "qasper_scores.md").read_text()
+    assert "| rope | 22.2222 |" in (tmp_path / "out" / "qasper_scores.md").read_text()
     (table,) = pd.read_html(tmp_path / "out" / "qasper_answers.html", index_col=0)
     assert [*table.columns] == ["question", "gold answers", "adape", "rope"]
     assert [*table.index] == IDS and [*table["rope"]] == ["mill", "at 5", "&amp;"]
