@@ -187,15 +187,14 @@ def test_every_encoding_is_documented():
 def test_scripts_are_strict_and_say_what_they_do():
     for script in (ROOT / "script").rglob("*.sh"):
         lines = script.read_text().splitlines()
-        if lines[0].startswith("# Sourced by "):  # by scripts that are strict
-            continue
+        if lines[0].startswith("# Sourced by "):
+            continue  # by scripts that are strict
         assert lines[0] == "#!/usr/bin/env bash" and lines[1].startswith("# "), script
         assert "set -euo pipefail" in lines, script
 
 
 ACROSS = ["data.abacus_offset", "task.original_fault"]  # of earlier versions
 MAIN = ["add_a*", "add_fault*", "add_fire*", "add_[nrt]*", "add_xpos*"]
-FULL = str(RESULTS / "ablations" / "ablation_full_0")
 BASES = ["base_*", "tokenizer"]
 TABLES = [
     ("addition", "arithmetic.md", {"across": ACROSS, "only": MAIN}, "tape"),
@@ -215,6 +214,7 @@ TABLES = [
         for name, chosen, baseline in (
             ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
             ("checkpoints", {}, None),
+            ("contextual", {}, "rope"),
             ("interventions_addition", {}, "tape"),
             ("interventions_keys", {"within": BASES}, "adape"),
         )
@@ -224,7 +224,7 @@ TABLES = [
             "ablations",
             f"results/ablations/{name}.md",
             {"only": [f"ablation_{row}_?" for row in rows]},
-            FULL,
+            str(RESULTS / "ablations" / "ablation_full_0"),
         )
         for name, rows in ABLATIONS.tables.items()
     ),
