@@ -30,6 +30,8 @@ def speed(given: Words = None) -> argparse.Namespace:
     about = f"what is timed (default: {' '.join(cases)})"
     add("--case", choices=METHODS, default=cases, help=about, **SEVERAL)
     add("--methods", choices=names, default=None, help="default: those of the case", **SEVERAL)
+    works = ["forward", "training", "prefill", "decoding"]
+    add("--work", choices=works, default=None, help="default: all of the cases", **SEVERAL)
     add("--shape", choices=shapes, help="of the decoder (default: base, on a CPU small)")
     about = "of attention (default: all, on a CPU without flash_attention_2)"
     add("--backends", choices=kernels, help=about, **SEVERAL)
@@ -42,7 +44,7 @@ def speed(given: Words = None) -> argparse.Namespace:
     switch = {"action": "store_true", "default": False}
     add("--checkpointing", help="of activations, in decoders that train", **switch)
     add("--alone", help="each method alone: for models that are large", **switch)
-    add("--rounds", type=integer(7, 10**6), default=15, help="of all methods (default: 15)")
+    add("--rounds", type=integer(3, 10**6), default=15, help="of all methods (default: 15)")
     add("--out", type=result_folder, default="output/speed", help="folder, in which it resumes")
     arguments = parser.parse_args(given)
     known = {name for case in arguments.case for name in METHODS[case]}

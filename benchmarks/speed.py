@@ -34,11 +34,12 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 from tqdm import tqdm
 
-from benchmarks import parsers
+from benchmarks import growth, parsers
 from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
 from tape.command import expected_errors
+from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object, reading, write_text
 from tape.runs.folder import differences
@@ -56,6 +57,7 @@ DEFAULTS = {  # of the arguments that parsers.speed leaves out
 TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
+Seconds = dict[str, list[float]]
 Comparisons = dict[str, tuple[Load, list[str]]]  # load and methods by name
 
 
@@ -64,13 +66,11 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def in_turn(
-    work: dict[str, Work], rounds: int, warm_up: int = 2, least: float = 0.0
-) -> dict[str, list[float]]:
+def in_turn(work: dict[str, Work], rounds: int, warm_up: int, least: float) -> Seconds:
     """Times each method `rounds` times, one after the other in alternating order; returns seconds
     per call, by method and round. Work shorter than `least` seconds is repeated in a measurement.
     """
-    seconds: dict[str, list[float]] = {method: [] for method in work}
+    seconds: Seconds = {method: [] for method in work}
     calls = dict.fromkeys(work, 1)
     for number in range(-warm_up, rounds):
         for method in list(work) if number % 2 else list(work)[::-1]:
@@ -207,7 +207,10 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
     """Returns all comparisons, the short ones first."""
     batch, length = TOKENS[arguments.shape]
     lengths = sorted(arguments.lengths or [length])
-    works = [(case, work) for case in arguments.case for work in CASES[case].work]
+    works = [(case, work) for case in arguments.case for work in CASES[case][1]]
+    if unknown := " ".join({*(arguments.work or ())} - {work for _, work in works}):
+        raise ValueError(f"--work {unknown}: --case {' '.join(arguments.case)} has none")
+    works = [(case, work) for case, work in works if work in (arguments.work or [work])]
     found = {}
     for length, (case, work), compiled, backend in product(
         lengths, works, arguments.compiled, arguments.backends
@@ -249,11 +252,19 @@ def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataF
         left = [name for name in asked if name not in done]
         for name in tqdm(left, unit="comparison", disable=None):
             load, methods = asked[name]
-            case = CASES[load.case]
-            prepare = partial(case.prepare, load)
-            done[name] = measure(name, methods, prepare, arguments.rounds, *case.counted)
+            prepare = partial(CASES[load.case][0], load)
+            # The first step of adapters creates the state of AdamW.
+            counted = (0, 2) if load.case == "adapters" else (1, 1)
+            done[name] = measure(name, methods, prepare, arguments.rounds, *counted)
             write_text(file, pd.concat(done.values()).to_csv(index=False))  # whole comparisons
     return done
+
+
+def quartiles(name: str, values: np.ndarray) -> dict[str, float]:
+    """Returns the median under a name, and the quartiles; of up to three values, these are the
+    least and the greatest."""
+    found = np.quantile(values, (0.5, 0.25, 0.75), method="weibull")
+    return dict(zip((name, f"{name}_first", f"{name}_third"), found, strict=True))
 
 
 def results(rows: pd.DataFrame, load: Load) -> pd.DataFrame:
@@ -262,17 +273,13 @@ def results(rows: pd.DataFrame, load: Load) -> pd.DataFrame:
     found, base = [], None
     decoded = load.new if load.work == "decoding" else None
     for method, raw in rows.groupby("method", sort=False):
-        own = raw["seconds"].dropna().to_numpy()
+        own = raw["seconds"].to_numpy()  # or a NaN
         base = own if base is None else base
-        row = asdict(load) | {"method": method, "rounds": len(own)}
-        if len(own):
-            row["milliseconds"] = np.median(own) * 1e3 / (decoded or 1)
-            row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
-            row["memory_mib"] = raw["memory"].iloc[0] / 2**20
-        if len(own) and len(base):
-            # of fewer than three values, the least and the greatest
-            quartiles = np.quantile(own / base, (0.5, 0.25, 0.75), method="weibull")
-            row |= zip(("ratio", "ratio_first", "ratio_third"), quartiles, strict=True)
+        row = asdict(load) | {"method": method, "rounds": raw["seconds"].count()}
+        row |= quartiles("milliseconds", own * 1e3 / (decoded or 1))
+        row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
+        row["memory_mib"] = raw["memory"].where(raw["seconds"].notna()).iloc[0] / 2**20
+        row |= quartiles("ratio", own / base)
         found.append(row | raw[["kernels", "note"]].iloc[0].to_dict())
     return pd.DataFrame(found)
 
@@ -304,12 +311,16 @@ def main(given: list[str] | None = None) -> None:
     raw = run(arguments, asked)
     found = {name: results(raw[name], load) for name, (load, _) in asked.items()}
     about = [f"{name} {value}" for name, value in surroundings().items()]
-    where = [provenance.read(out)[0]["time"][:10], *about]
-    parts = [", ".join(where), "In brackets quartiles; ratios are medians of those within rounds."]
+    parts = [", ".join([provenance.read(out)[0]["time"][:10], *about])]
+    parts.append("In brackets quartiles; ratios are medians of those within rounds.")
     for name, each in found.items():
         parts += [f"## {name}", table(each)]
+    rows = pd.concat(found.values())
+    if grown := growth.panels(rows):
+        parts += ["## Growth", growth.ABOUT, growth.table(grown)]
+        write_figure(growth.curves(grown), out / "growth", ["png"])
     text = "\n\n".join(parts) + "\n"
-    write_text(out / "speed.csv", pd.concat(found.values()).to_csv(index=False))
+    write_text(out / "speed.csv", rows.to_csv(index=False))
     write_text(out / "speed.md", text)
     print(f"{text}\nalso in {out}")
     if not any(each.rounds.any() for each in found.values()):

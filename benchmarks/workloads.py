@@ -3,9 +3,9 @@ passes of one attention layer in it, and steps of adapters; beside those of tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -198,13 +198,8 @@ def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
             layer.buffers[0].content, layer.buffers[1].content = layer.keys, layer.values
 
 
-class AttentionLayer(NamedTuple):
-    """call(*inputs) returns a tuple of outputs. Inputs that depend on weights require a
-    gradient."""
-
-    call: Callable[..., tuple[Tensor | None, ...]]
-    inputs: tuple[Tensor | None, ...]
-    weights: Iterable[nn.Parameter]
+# A call, its inputs, which require a gradient if they depend on weights, and its weights.
+AttentionLayer = tuple[Callable[..., Any], tuple[Tensor | None, ...], list[nn.Parameter]]
 
 
 def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
@@ -227,7 +222,7 @@ def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> 
 
     modules = (attention, model.model.position, context)
     weights = [weight for module in modules for weight in module.parameters()]
-    return AttentionLayer(call, (x, e, mlp_out), weights)
+    return call, (x, e, mlp_out), weights
 
 
 @torch.no_grad()
@@ -250,18 +245,18 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
     encoding = "rope" if method == "llama" else method.removesuffix(WITHOUT)
     model = load.ready(load.decoder(encoding, layers=3))
     if method == "llama":
-        layer = llama_layer(model, load)
+        layer, inputs, weights = llama_layer(model, load)
     else:
-        layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
-    call = load.compile(layer.call)
-    learned = [x for x in (*layer.inputs, *layer.weights) if x is not None and x.requires_grad]
+        layer, inputs, weights = attention_layer(model, load, not method.endswith(WITHOUT))
+    call = load.compile(layer)
+    learned = [x for x in (*inputs, *weights) if x is not None and x.requires_grad]
 
     def training() -> None:
         with load.autocast():
-            outputs = [y for y in call(*layer.inputs) if y is not None]
+            outputs = [y for y in call(*inputs) if y is not None]
         torch.autograd.grad(outputs, learned, outputs, allow_unused=True)
 
-    return training if load.work == "training" else torch.no_grad()(lambda: call(*layer.inputs))
+    return training if load.work == "training" else torch.no_grad()(lambda: call(*inputs))
 
 
 def llama_layer(model: TapeForCausalLM, load: Load) -> AttentionLayer:
@@ -273,21 +268,12 @@ def llama_layer(model: TapeForCausalLM, load: Load) -> AttentionLayer:
     def call(x: Tensor) -> tuple[Tensor]:
         return attention(hidden_states=x, **settings)[:1]
 
-    return AttentionLayer(call, (x.requires_grad_(),), attention.parameters())
+    return call, (x.requires_grad_(),), [*attention.parameters()]
 
 
-class Case(NamedTuple):
-    """What is timed."""
-
-    prepare: Callable[[Load, str], Callable[[], None]]  # sets up a method of a load
-    work: tuple[str, ...]  # as in `Load`
-    counted: tuple[int, int] = (1, 1)  # calls before memory is counted, and those whose memory is
-
-
-CASES = {
-    "layer": Case(of_attention, ("forward", "training")),
-    "train_step": Case(of_decoder, ("training",)),
-    "decode": Case(of_decoder, ("prefill", "decoding")),
-    # Memory is counted from the first call, which creates the state of AdamW.
-    "adapters": Case(of_adapter, ("training",), counted=(0, 2)),
+CASES = {  # what sets up a method of a load, and the work of these
+    "layer": (of_attention, ("forward", "training")),
+    "train_step": (of_decoder, ("training",)),
+    "decode": (of_decoder, ("prefill", "decoding")),
+    "adapters": (of_adapter, ("training",)),
 }

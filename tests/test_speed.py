@@ -1,6 +1,8 @@
 """What the speed of encodings is measured with and written down as; never how fast they are."""
 
 import math
+import shlex
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -8,6 +10,7 @@ import pytest
 import torch
 from commands import ROOT
 
+from benchmarks import growth
 from benchmarks import speed as bench
 from benchmarks.parsers import ENCODINGS
 from benchmarks.workloads import CASES, DEVICE, Load
@@ -18,21 +21,21 @@ def test_methods_take_turns_in_alternating_order():
     """Work that is short is repeated within its turn."""
     order = []
     work = {name: lambda name=name: order.append(name) for name in "abc"}
-    times = bench.in_turn(work, 3, warm_up=0)
+    times = bench.in_turn(work, 3, warm_up=0, least=0.0)
     assert "".join(order) == "cbaabccba" and {len(each) for each in times.values()} == {3}
     order.clear()
     bench.in_turn(work, 7, warm_up=1, least=0.001)
     assert min(order.count(name) for name in work) > 8
 
 
+@pytest.mark.skipif(bench.GPU, reason="counts memory of the GPU")
 def test_memory_is_that_of_tensors_at_most():
     def work():
         a, b = torch.zeros(1000), torch.zeros(3000)
         del a
         return torch.zeros(500), b
 
-    if DEVICE.type == "cpu":
-        assert bench.observed(work)[0] == 4 * 4000
+    assert bench.observed(work)[0] == 4 * 4000
 
 
 def test_unfused_attention_is_no_fused_kernel():
@@ -69,9 +72,8 @@ def speed(tmp_path, monkeypatch, capsys):
     """Runs the command in a folder of its own; returns what it prints and its table."""
     monkeypatch.chdir(tmp_path)
 
-    def speed(*arguments, out="speed"):
-        words = ["--shape", "tiny", "--new", "2", "--rounds", "7", "--out", out]
-        bench.main([*words, *arguments])
+    def speed(words, out="speed"):
+        bench.main(shlex.split(f"--shape tiny --new 2 --rounds 7 --out {out} {words}"))
         found = pd.read_csv(Path(out, "speed.csv"), keep_default_na=False)
         return capsys.readouterr().out, found
 
@@ -79,27 +81,51 @@ def speed(tmp_path, monkeypatch, capsys):
 
 
 def test_methods_alone_have_a_comparison_each():
-    words = "--shape tiny --case layer --methods rope tape --backends sdpa --compiled yes --alone"
-    found = bench.loads(bench.parse(words.split())).values()
+    words = "--case layer --methods rope tape --backends sdpa --compiled yes --alone"
+    found = [*bench.loads(bench.parse(words.split())).values()]
     assert [methods for _, methods in found] == 2 * [["rope"], ["tape"]]
     assert all(load.compiled for load, _ in found)
+    asked = [*words.split(), "--work", "training"]
+    assert [*bench.loads(bench.parse(asked)).values()] == found[2:]
+    with pytest.raises(ValueError, match="--work prefill: --case layer has none"):
+        bench.loads(bench.parse([*asked, "prefill"]))
+
+
+def test_growth_is_the_exponent_of_medians():
+    """In decoding per token. A method with fewer lengths says so, or has no exponent."""
+    found, longest = [], {"a": 128, "b": 64, "c": 32}
+    for length, work in product((64, 16, 32, 128), ("training", "decoding")):
+        rows = pd.DataFrame(product(longest, (9, 1, 1, 2, 2)), columns=["method", "seconds"])
+        rows = rows.assign(memory=length**3, kernels="", note="")
+        rows.seconds = (rows.seconds * length**2).where(length <= rows.method.map(longest))
+        found.append(bench.results(rows, Load(work, "tiny", "sdpa", 1, length, new=4)))
+    every = growth.panels(pd.concat(found))
+    cells = [line.split(" | ")[2:] for line in growth.table(every).splitlines()[2:]]
+    of_time = [["a", "2.00 |"], ["b", "2.00 (3 lengths) |"]]
+    assert cells == [*of_time, ["a", "3.00 |"], ["b", "3.00 (3 lengths) |"], *of_time]
+    time, memory, decoding = growth.curves(every).axes
+    x = time.lines[0].get_xdata()
+    assert [*x] == [16, 32, 64, 128]
+    assert memory.lines[0].get_ydata() == pytest.approx(x**3 / 2**20)
+    for axes, scale in ((time, 1e3), (decoding, 1e3 / 4)):  # ms
+        assert axes.lines[0].get_ydata() == pytest.approx(2 * scale * x**2)
+        band = axes.collections[0].get_paths()[0].vertices[:, 1]
+        assert (band.min(), band.max()) == pytest.approx((scale * 16**2, 5.5 * scale * 128**2))
 
 
 @pytest.mark.slow
 def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
-    asked = ("--case", *CASES, "--lengths", "8", "--backends", "sdpa")
-    asked += ("--methods", "rope", "tape without its update", "llama", "lora")
-    printed, rows = speed(*asked)
-    found = bench.loads(bench.parse(["--shape", "tiny", *asked])).values()
+    asked = f"--case {' '.join(CASES)} --lengths 8 --backends sdpa --methods rope "
+    asked += "'tape without its update' llama lora"
+    printed, rows = speed(asked)
+    found = bench.loads(bench.parse(shlex.split(asked))).values()
     expected = [(x.case, x.work, method) for x, methods in found for method in methods]
     assert [*zip(rows.case, rows.work, rows.method, strict=True)] == expected
     assert {*rows.case} == {*CASES} and {*rows.backend} == {"sdpa"} and {*rows.length} == {8}
-    for row in rows.itertuples():
-        numbers = [row.milliseconds, row.tokens_per_second, row.memory_mib, row.ratio]
-        assert all(math.isfinite(float(x)) and float(x) > 0 for x in numbers), row
-        assert row.ratio_first <= row.ratio <= row.ratio_third
-        if row.method == "rope":
-            assert "_scaled_dot_product_" in row.kernels
+    numbers = rows[["milliseconds", "tokens_per_second", "memory_mib", "ratio"]].astype(float)
+    assert (numbers > 0).all(axis=None) and (numbers < math.inf).all(axis=None)
+    assert (rows.ratio_first <= rows.ratio).all() and (rows.ratio <= rows.ratio_third).all()
+    assert rows.kernels[rows.method == "rope"].str.contains("_scaled_dot_product_").all()
     assert Path("speed/speed.md").read_text() in printed
 
 
@@ -107,18 +133,18 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
 def test_all_encodings(speed, monkeypatch):
     """Layers are called for their memory and kernels, or a note says why not."""
     monkeypatch.setattr(bench, "in_turn", lambda work, *_: dict.fromkeys(work, [1.0] * 7))
-    _, rows = speed("--case", "layer", "--lengths", "8", "--backends", "eager")
+    _, rows = speed("--case layer --lengths 8 --backends eager")
     assert {*ENCODINGS} < {*rows.method} and (rows.note == "").all()
-    flex = ("--backends", "flex_attention", "--methods", "rope", "alibi")
-    _, rows = speed("--case", "layer", "--lengths", "8", *flex, out="flex")
+    flex = "--case layer --lengths 8 --backends flex_attention --methods rope alibi"
+    _, rows = speed(flex, out="flex")
     assert all((rows.milliseconds == "") == (rows.note != ""))
     assert torch.cuda.is_available() or (rows[rows.work == "training"].note != "").all()
 
 
-SHORT = ("--case", "layer", "--lengths", "8", "--backends", "sdpa", "--methods", "rope", "tape")
+SHORT = "--case layer --lengths 2 4 8 --backends sdpa --methods rope tape"
 
 
-def test_a_killed_run_is_continued(speed, monkeypatch):
+def test_a_killed_run_is_continued(speed, monkeypatch, undrawn):
     done, measure = [], bench.measure
 
     def measure_one(*given):
@@ -129,25 +155,26 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
         patch.setattr(bench, "measure", measure_one)
-        speed(*SHORT)
+        speed(SHORT)
     assert stopped.value.code == 130
     rounds = Path("speed/speed_rounds.csv")
     begun = rounds.read_text()
     assert [*bench.read(rounds).comparison.unique()] == done
-    printed, rows = speed(*SHORT)
+    printed, rows = speed(SHORT)
     assert rounds.read_text().startswith(begun)  # nothing is measured twice
     counted = pd.read_csv(rounds).groupby(["comparison", "method"]).size()
-    assert {*counted} == {7} and len(counted) == len(rows) == 4
+    assert {*counted} == {7} and len(counted) == len(rows) == 12
+    assert Path("speed/growth.png").exists() and "\n## Growth\n" in printed
     monkeypatch.setattr(bench, "measure", measure_one)
-    again, same = speed(*SHORT)
+    again, same = speed(SHORT)
     assert again == printed and same.equals(rows)  # nor measured again
     # Other settings, machines and code are another folder.
     before = {path: path.read_bytes() for path in Path("speed").rglob("*.*")}
     with pytest.raises(SystemExit, match=r"^error: .*batch: None -> 2.*give this one another"):
-        speed(*SHORT, "--batch", "2")
+        speed(SHORT + " --batch 2")
     monkeypatch.setattr(bench, "surroundings", lambda: {"commit": "new", "machine": "an abacus"})
     with pytest.raises(SystemExit, match=r"commit: .* -> new; machine: .* -> an abacus"):
-        speed(*SHORT)
+        speed(SHORT)
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
 
 

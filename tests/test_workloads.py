@@ -17,16 +17,16 @@ def model_of(name, work="forward"):
 @pytest.mark.parametrize("name", ["rope", "alibi", "fire", "tape"])
 def test_a_layer_by_itself_is_the_layer_in_its_decoder(name, work):
     model, load = model_of(name, work)
-    layer, found = attention_layer(model, load), []
+    (call, inputs, _), found = attention_layer(model, load), []
     decoding = model.model.layers[1]
     decoding.self_attn.register_forward_hook(lambda *_: found.append(_[-1]))
     with torch.no_grad():
         model(load.tokens(model), use_cache=False)
-        outputs = layer.call(*layer.inputs)
+        outputs = call(*inputs)
     attended, attended_e, _ = found[0]
     torch.testing.assert_close(outputs[0], attended, atol=0, rtol=0)
     if name == "tape":  # after the MLP of the layer, whose output is random here
-        e, mlp_out = layer.inputs[1:]
+        _, e, mlp_out = inputs
         torch.testing.assert_close(outputs[1], decoding.context.next_state(e, attended_e, mlp_out))
 
 
@@ -35,7 +35,7 @@ def test_llamas_layer_computes_the_same():
     for parameter in model.parameters():
         parameter.data *= 6.0  # so that attention is not flat
     layers = llama_layer(model, load), attention_layer(model, load)
-    found, expected = (layer.call(*layer.inputs)[0] for layer in layers)
+    found, expected = (call(*inputs)[0] for call, inputs, _ in layers)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from tape import parsers, provenance
 from tape.analysis.cost import configuration
 from tape.command import expected_errors
-from tape.evaluation.figures import write_figure
+from tape.evaluation.figures import side_by_side, write_figure
 from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import canonical
@@ -71,16 +71,11 @@ def panels(
     found: dict[str, Tensor], height: float, x: str, y: str, draw: Callable[[Axes, Tensor], None]
 ) -> Figure:
     """Draws a panel of `height` inches per encoding."""
-    columns = min(COLUMNS, len(found))
-    rows = -(-len(found) // columns)
-    figure = Figure((PANEL * columns + 0.4, height * rows + 0.3), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis, (name, scores_HTT) in zip(axes, found.items(), strict=False):
+    figure, axes = side_by_side(len(found), COLUMNS, (PANEL, height))
+    for axis, (name, scores_HTT) in zip(axes, found.items(), strict=True):
         axis.set_title(name, fontsize=9)
         axis.tick_params(labelsize=7)
         draw(axis, scores_HTT)
-    for axis in axes[len(found) :]:
-        axis.remove()
     figure.supxlabel(x, fontsize=9)
     figure.supylabel(y, fontsize=9)
     return figure

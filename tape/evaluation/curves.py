@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tape.data.ngrams import ORDERS
-from tape.evaluation.figures import curve, write_figure
+from tape.evaluation.figures import curve, log_axes, write_figure
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
 from tape.evaluation.view import (
@@ -165,8 +165,7 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     left.set(xlabel="window (tokens)", ylabel="perplexity")
     right.set(xlabel=f"{BEFORE} in the window", ylabel=LOSS)
     for axes, title in ((left, None), (right, "window")):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+        log_axes(axes, "x")
         axes.legend(title=title)
         low, high = axes.get_ylim()
         if high - low < LEAST_SPAN * high:  # or a change of nothing looks steep

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from tape.evaluation.view import Asked, HeatMap, select
 from tape.files import write_bytes
@@ -64,6 +65,32 @@ def curve(
     return axes.figure
 
 
+def log_axes(axes: Axes, log: str) -> None:
+    """Makes axes with lines logarithmic: "x", "xy" or none."""
+    if "x" in log:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    if "y" in log:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        if high < 10 * low:  # the ticks of a log axis are too far apart
+            axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:,g}")
+
+
+def side_by_side(number: int, wide: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with some panels of `size` inches, up to `wide` side by side; and these."""
+    columns = min(wide, number)
+    lines = math.ceil(number / columns)
+    inches = (size[0] * columns + 0.9, size[1] * lines + 0.3)
+    figure = Figure(figsize=inches, layout="constrained")
+    panels = [*figure.subplots(lines, columns, squeeze=False).flat]
+    for axes in panels[number:]:
+        axes.remove()
+    return figure, panels[:number]
+
+
 def heat(
     rows: pd.DataFrame,
     down: str,
@@ -83,11 +110,8 @@ def heat(
     labels = labels or (down, across)
     groups = dict(iter(rows.groupby(by, sort=False)))
     places = [rows[name].dropna().drop_duplicates().sort_values() for name in (down, across)]
-    columns = min(PER_ROW, len(groups))
-    lines = math.ceil(len(groups) / columns)
-    figure = Figure(figsize=(SIDE * columns + 0.9, SIDE * lines + 0.3), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False)
-    for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
+    figure, panels = side_by_side(len(groups), PER_ROW, (SIDE, SIDE))
+    for axes, (name, group) in zip(panels, groups.items(), strict=True):
         grid = weighted_mean(group, [down, across]).unstack()
         grid = grid.reindex(index=places[0], columns=places[1])
         image = _panel(axes, grid, (trained or {}).get(name, (None, None)))
@@ -97,9 +121,7 @@ def heat(
         for place, value in enumerate(grid.index):
             if empty and value in {*group[down]} and grid.loc[value].isna().all():
                 axes.text((grid.shape[1] - 1) / 2, place, empty, ha="center", va="center")
-    for axes in panels.flat[len(groups) :]:
-        axes.remove()
-    figure.colorbar(image, ax=list(panels.flat[: len(groups)]), label="accuracy")
+    figure.colorbar(image, ax=panels, label="accuracy")
     return figure
 
 

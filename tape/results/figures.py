@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
 
-from tape.evaluation.figures import curve, heat_map, write_figure
-from tape.evaluation.view import Panel, select
+from tape.evaluation.figures import curve, heat_map, log_axes, write_figure
+from tape.evaluation.view import select
 from tape.results.rows import BASE, Comparison
 from tape.results.runs import view_of
 
@@ -38,7 +36,11 @@ def curves(found: Comparison) -> Figure | None:
         if panel.x != "step":
             red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
             axes.axvline(_trained(found, kind), **red)
-        _finish(axes, panel)
+        log_axes(axes, panel.log)
+        if panel.share:
+            axes.set_ylim(-0.03, 1.03)
+            axes.set_xlim(left=0)
+        axes.set(xlabel=panel.labels[0], ylabel=panel.labels[1])
     handles = {line.get_label(): line for axes in figure.axes for line in axes.lines}
     figure.legend(handles=list(handles.values()), loc="outside right upper")
     return figure
@@ -49,23 +51,6 @@ def _trained(found: Comparison, kind: str) -> int:
     groups = found.groups[kind]
     run = (groups.get(BASE) or groups[found.rows[kind]["row"].iloc[0]])[0]
     return run.asked[kind].get("trained", run.settings["length"])
-
-
-def _finish(axes: Axes, panel: Panel) -> None:
-    if "x" in panel.log:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    if "y" in panel.log:
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        if high < 10 * low:  # the ticks of a log axis are too far apart
-            axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
-            axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:,g}")
-    if panel.share:
-        axes.set_ylim(-0.03, 1.03)
-        axes.set_xlim(left=0)
-    axes.set(xlabel=panel.labels[0], ylabel=panel.labels[1])
 
 
 def write_figures(found: Comparison, out: Path) -> None:
