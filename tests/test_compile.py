@@ -11,7 +11,8 @@ from transformers.integrations.executorch import convert_and_export_with_cache
 from tape.positions import ENCODINGS, sampling
 
 # Each has code of its own that is compiled; arguments that only change numbers are left out.
-COMPILED = [*ENCODINGS, "extended_dca", "mixed_tape", "path_gate", "tape_not_tensorial"]
+COMPILED = [*ENCODINGS, "extended_dca", "mixed_tape", "path_gate", "rope_pose"]
+COMPILED += ["tape_not_tensorial"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in COMPILED if name != "tape"]
 DRAWN_OR_KEPT = [case for case in SLOW if case.values[0] in ("alibi", "fox", "abacus", "randpe")]
 

@@ -1,5 +1,6 @@
 """Coordinates: what the samplers draw, when, and what they refuse."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -89,6 +90,31 @@ def test_shift_moves_the_origin_in_training_only():
     assert len({*origins}) > 20
     assert all(torch.equal(p.query - p.query[:, :1], torch.arange(8)[None]) for p in seen)
     assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_pose_skips_between_chunks_in_training_only(chunks):
+    """All places of a boundary and all skips up to the limit are drawn."""
+    sampler = {"name": "pose", "length": 16, "chunks": chunks}
+    model, tokens = make_model({"name": "rope", "sampler": sampler}), random_tokens(3, 8)
+    seen = record_states(model)
+    model(tokens)
+    model.train()
+    for _ in range(400):
+        model(tokens)
+    index, *drawn = (positions.query[0].tolist() for positions in seen)
+    assert index == [*range(8)] and all(torch.equal(p.key, p.query) for p in seen)
+    skips = [np.array(positions) - index for positions in drawn]
+    assert all((skip[0], (np.diff(skip) >= 0).all()) == (0, True) for skip in skips)
+    assert max(len({*skip}) for skip in skips) == chunks
+    assert {int(skip[-1]) for skip in skips} == {*range(9)}  # 16 - 8
+    assert {int(np.argmax(skip > 0)) for skip in skips if skip.any()} == {*range(1, 8)}
+    assert all(positions.extent == 16 for positions in seen[1:])
+    model(random_tokens(1, 1))
+    with pytest.raises(ValueError, match=r"training input of 17 tokens .* length=16; raise"):
+        model(random_tokens(1, 17))
+    with pytest.raises(ValueError, match=r"sampler pose: chunks=1 must be an integer >= 2"):
+        make_config({"name": "rope", "sampler": {"name": "pose", "chunks": 1}})
 
 
 def test_samplers_are_saved_with_their_numbers(tmp_path):

@@ -111,7 +111,8 @@ class SubsetSampler(IndexSampler):
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if training:
-            draw = self._random_subset(query, key, extent)
+            tokens = _trained_tokens(query, key, extent, self.length)
+            draw = torch.randperm(self.length, device=query.device)[:tokens].sort().values
         else:
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
             tokens = self._least(query, extent)
@@ -133,17 +134,6 @@ class SubsetSampler(IndexSampler):
         known = extent is not None and extent <= self.eval_length
         return extent if known else int(query.max()) + 1
 
-    def _random_subset(self, query: Tensor, key: Tensor, extent: int | None) -> Tensor:
-        tokens = key.shape[-1]
-        if extent is None and not torch.compiler.is_compiling():
-            tokens = max(tokens, int(query.max()) + 1)
-        if tokens > self.length:
-            raise ValueError(
-                f"a training input of {tokens} tokens needs as many distinct positions, more than "
-                f"length={self.length}; raise `length` or shorten the input"
-            )
-        return torch.randperm(self.length, device=query.device)[:tokens].sort().values
-
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
         before = self.eval_length
@@ -153,6 +143,59 @@ class SubsetSampler(IndexSampler):
             yield
         finally:
             self.eval_length = before
+
+
+class PoSESampler(IndexSampler):
+    """Positional skip-wise training (Zhu et al. 2023, arXiv 2309.10400): T tokens train for `length`
+    positions.
+
+    Training splits the tokens into `chunks` at random places. The first chunk begins at 0, and the
+    i-th is moved by a skip u_i, uniform in u_(i-1)..length - T: positions increase by 1 within a
+    chunk and stay below `length`. Evaluation uses the indices. In the paper every example has a
+    draw of its own, and the text may skip, too; in the authors' code the first of two chunks has
+    at most half of the tokens.
+    """
+
+    arguments = ("length", "chunks")
+    consecutive, random = False, True
+
+    def __init__(self, length: int, chunks: int):
+        self.length, self.chunks = length, chunks
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        settled = {"length": 4 * config.max_position_embeddings, "chunks": 2}
+        settled |= {name: value for name, value in arguments.items() if value is not None}
+        check_integer("sampler pose: length", settled["length"], least=1, most=2**31 - 1)
+        check_integer("sampler pose: chunks", settled["chunks"], least=2)
+        return settled
+
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
+        if not training:
+            return query, key, extent
+        tokens = _trained_tokens(query, key, extent, self.length)
+        on, later = {"device": query.device}, self.chunks - 1
+        starts = torch.randint(1, max(tokens, 2), (later,), **on).sort().values
+        skips = [torch.zeros((), dtype=torch.long, **on)]
+        for share in torch.rand(later, dtype=torch.float64, **on):
+            choices = self.length - tokens - skips[-1] + 1
+            skips.append(skips[-1] + (share * choices).long())
+        skip = torch.stack(skips)
+        query, key = (x + skip[torch.bucketize(x, starts, right=True)] for x in (query, key))
+        return query, key, self.length
+
+
+def _trained_tokens(query: Tensor, key: Tensor, extent: int | None, length: int) -> int:
+    """Returns how many positions a training input needs; raises a ValueError if `length` is less."""
+    tokens = key.shape[-1]
+    if extent is None and not torch.compiler.is_compiling():
+        tokens = max(tokens, int(query.max()) + 1)
+    if tokens > length:
+        raise ValueError(
+            f"a training input of {tokens} tokens needs as many distinct positions, more than "
+            f"length={length}; raise `length` or shorten the input"
+        )
+    return tokens
 
 
 @torch.compiler.assume_constant_result  # graphs contain the draw, not its generator
@@ -171,6 +214,7 @@ SAMPLERS: dict[str, type[IndexSampler]] = {
     "index": IndexSampler,
     "shift": ShiftSampler,
     "subset": SubsetSampler,
+    "pose": PoSESampler,
 }
 
 
