@@ -43,7 +43,7 @@ def test_randpe_refuses_what_it_was_not_drawn_for():
     ):
         pass
     for given in ({"eval_length": 100, "length": 50}, {"eval_length": 0}):
-        with pytest.raises(ValueError, match=r"eval_length=\d+ must lie in 1\.\."):
+        with pytest.raises(ValueError, match=r"eval_length=\d+ must (lie in 1\.\.50|be .* >= 1)"):
             make_config({"name": "randpe", **given})
     with pytest.raises(ValueError, match=r"randpe.*sampler='shift'.*'subset'"):
         make_config({"name": "randpe", "sampler": "shift"})

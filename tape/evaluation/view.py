@@ -54,6 +54,7 @@ class Column(NamedTuple):
     where: Where | None = None  # None: all rows of the measure
     compared: str = ""  # name in the table of differences (unscaled) to a baseline, if it is there
     cost: bool = False  # rather than a result
+    effective: bool = False  # the median effective length of runs instead (tables.py)
 
     def of(self, rows: pd.DataFrame) -> pd.DataFrame:
         return select(rows, self.measure, self.where)

@@ -26,15 +26,16 @@ Draw = tuple[Tensor, Tensor, int | None]
 class IndexSampler:
     """Coordinates equal indices."""
 
-    arguments: ClassVar[tuple[str, ...]] = ()
+    bounds: ClassVar[dict[str, tuple[int, ...]]] = {}  # least (and largest) value of each argument
     consecutive: ClassVar[bool] = True  # neighbouring tokens are one apart
     random: ClassVar[bool] = False  # in training each forward pass has coordinates of its own
     max_positions: int | None = None  # the maximum number of tokens with coordinates
     draw: tuple[int, ...] | None = None  # identifies the draw of an evaluation
 
     @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        return arguments
+    def defaults(cls, trained: int) -> dict[str, int]:
+        """Returns the arguments of a model that is trained on so many tokens."""
+        return {}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         """Returns the coordinates of queries (B|1, T) and keys (B|1, S) with these indices."""
@@ -50,18 +51,15 @@ class ShiftSampler(IndexSampler):
     """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates, by
     default twice the training length as in TAPE's recipe (arXiv 2501.00712)."""
 
-    arguments = ("maximum",)
+    bounds: ClassVar = {"maximum": (0, 2**31 - 1)}
     random = True
 
     def __init__(self, maximum: int):
         self.maximum = maximum
 
     @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        maximum = arguments.get("maximum")
-        maximum = 2 * config.max_position_embeddings if maximum is None else maximum
-        check_integer("sampler shift: maximum", maximum, least=0, most=2**31 - 1)
-        return {"maximum": maximum}
+    def defaults(cls, trained: int) -> dict[str, int]:
+        return {"maximum": 2 * trained}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
@@ -79,10 +77,11 @@ class SubsetSampler(IndexSampler):
     keep their prefix, so cached decoding equals the full forward pass.
     """
 
-    arguments = ("length", "eval_length", "seed")
+    bounds: ClassVar = {"length": (1,), "eval_length": (1,), "seed": (-(2**63),)}
     consecutive, random = False, True
 
     def __init__(self, length: int, eval_length: int, seed: int):
+        self._check(eval_length, length)
         self.length, self.eval_length, self.seed = length, eval_length, seed
         self.max_positions = length
 
@@ -91,18 +90,12 @@ class SubsetSampler(IndexSampler):
         return self.length, self.eval_length, self.seed
 
     @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        trained = config.max_position_embeddings
-        settled = {"length": 4 * trained, "eval_length": trained, "seed": 0}
-        settled |= {name: value for name, value in arguments.items() if value is not None}
-        for name, value in settled.items():
-            check_integer(f"random subset positions: {name}", value, least=-(2**63))
-        cls._check(settled["eval_length"], settled["length"])
-        return settled
+    def defaults(cls, trained: int) -> dict[str, int]:
+        return {"length": 4 * trained, "eval_length": trained, "seed": 0}
 
     @staticmethod
     def _check(eval_length: int, length: int) -> None:
-        if not 0 < eval_length <= length:
+        if eval_length > length:
             raise ValueError(
                 f"random subset positions: eval_length={eval_length} must lie in 1..{length}, the "
                 f"range that coordinates are drawn from; longer inputs need a model trained with a "
@@ -146,38 +139,34 @@ class SubsetSampler(IndexSampler):
 
 
 class PoSESampler(IndexSampler):
-    """Positional skip-wise training (Zhu et al. 2023, arXiv 2309.10400): T tokens train for `length`
-    positions.
+    """Positional skip-wise training (PoSE, Zhu et al. 2023, arXiv 2309.10400) on T tokens for
+    inputs of `length` tokens.
 
     Training splits the tokens into `chunks` at random places. The first chunk begins at 0, and the
-    i-th is moved by a skip u_i, uniform in u_(i-1)..length - T: positions increase by 1 within a
-    chunk and stay below `length`. Evaluation uses the indices. In the paper every example has a
-    draw of its own, and the text may skip, too; in the authors' code the first of two chunks has
-    at most half of the tokens.
+    i-th is moved by a skip u_i, uniform in u_(i-1)..length - T, so positions increase and stay
+    below `length`. Evaluation uses the indices. In the paper every example has a draw of its own;
+    in the authors' code the text skips as well, and the first of two chunks has at most half of the
+    tokens.
     """
 
-    arguments = ("length", "chunks")
+    bounds: ClassVar = {"length": (1, 2**31 - 1), "chunks": (2,)}
     consecutive, random = False, True
 
     def __init__(self, length: int, chunks: int):
         self.length, self.chunks = length, chunks
 
     @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        settled = {"length": 4 * config.max_position_embeddings, "chunks": 2}
-        settled |= {name: value for name, value in arguments.items() if value is not None}
-        check_integer("sampler pose: length", settled["length"], least=1, most=2**31 - 1)
-        check_integer("sampler pose: chunks", settled["chunks"], least=2)
-        return settled
+    def defaults(cls, trained: int) -> dict[str, int]:
+        return {"length": 4 * trained, "chunks": 2}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
             return query, key, extent
         tokens = _trained_tokens(query, key, extent, self.length)
-        on, later = {"device": query.device}, self.chunks - 1
-        starts = torch.randint(1, max(tokens, 2), (later,), **on).sort().values
-        skips = [torch.zeros((), dtype=torch.long, **on)]
-        for share in torch.rand(later, dtype=torch.float64, **on):
+        later = self.chunks - 1
+        starts = torch.randint(1, max(tokens, 2), (later,), device=query.device).sort().values
+        skips = [torch.zeros_like(starts[0])]
+        for share in torch.rand(later, dtype=torch.float64, device=query.device):
             choices = self.length - tokens - skips[-1] + 1
             skips.append(skips[-1] + (share * choices).long())
         skip = torch.stack(skips)
@@ -186,7 +175,7 @@ class PoSESampler(IndexSampler):
 
 
 def _trained_tokens(query: Tensor, key: Tensor, extent: int | None, length: int) -> int:
-    """Returns how many positions a training input needs; raises a ValueError if `length` is less."""
+    """Returns how many positions a training input needs, at most `length`."""
     tokens = key.shape[-1]
     if extent is None and not torch.compiler.is_compiling():
         tokens = max(tokens, int(query.max()) + 1)
@@ -223,8 +212,13 @@ def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[s
     arguments = dict(sampler) if isinstance(sampler, Mapping) else {"name": sampler}
     name = arguments.pop("name", None)
     cls = look_up("sampler", name, SAMPLERS)
-    check_arguments(f"sampler '{name}'", arguments, cls.arguments)
-    return {"name": name, **cls.configure(config, arguments)}
+    check_arguments(f"sampler '{name}'", arguments, cls.bounds)
+    given = {argument: value for argument, value in arguments.items() if value is not None}
+    settled = cls.defaults(config.max_position_embeddings) | given
+    for argument, value in settled.items():
+        check_integer(f"sampler {name}: {argument}", value, *cls.bounds[argument])
+    cls(**settled)  # refuses arguments that do not go together
+    return {"name": name, **settled}
 
 
 def build(sampler: dict[str, Any]) -> IndexSampler:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.questions import Answer, Question, Questions
-from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.passkey.sequences import (
     BENCHMARK,
@@ -49,7 +49,7 @@ HEAT = HeatMap(
 
 def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     """Accuracy up to the trained length and at multiples of it; at every length if runs were
-    trained on different lengths, as bases and their extensions are."""
+    trained on different lengths, as bases and their extensions are; the effective length."""
     lengths = sorted({*rows["length"].dropna().astype(int)})
     trained = {each["trained"] for each in asked}
 
@@ -57,14 +57,17 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         where = lambda rows: rows["length"] == length  # noqa: E731
         return Column(title, "accuracy", PERCENT, where, compared)
 
+    effective = Column("effective length", "accuracy", WHOLE, effective=True)
     if len(trained) > 1:
         last = lengths[-1]
-        return [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
+        each = [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
+        return [*each, effective]
     (end,) = trained
     title = f"up to {end:,} tokens, %"
     within = Column(title, "accuracy", PERCENT, lambda rows: rows["length"] <= end)
     beyond = {n * end: f"{n * end:,} ({n}x)" for n in TIMES[1:] if n * end in lengths}
-    return [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
+    further = [at(length, f"{name}, %", name) for length, name in beyond.items()]
+    return [within, *further, effective]
 
 
 CURVE = Panel(

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
 from tape.evaluation.questions import Answer, Question, Questions
-from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
 from tape.model.loss import IGNORED
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
@@ -56,6 +56,7 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         Column("trained lengths, %", "accuracy", PERCENT, trained),
         Column("twice, %", "accuracy", PERCENT, twice, "twice"),
         Column("all lengths, %", "accuracy", PERCENT, learned),
+        Column("effective length", "accuracy", WHOLE, learned, effective=True),
     ]
 
 
