@@ -19,6 +19,7 @@ SOURCES = {
     "passkey": [Passkeys(64), Passkeys(128, 2, 2)],
     "synthetic": [Synthetic(name, task.shortest, task.trained) for name, task in TASKS.items()],
 }
+SOURCES["association"] = [SOURCES["synthetic"].pop()]
 TOKENIZER = character_tokenizer()
 each_source = pytest.mark.parametrize(
     "source", [Problems(), Passkeys(90, keys=2), Synthetic("copy", 1, 9)], ids=type
@@ -48,6 +49,7 @@ def questions(source):
         ("addition", ("bb9f0c8ac2169bd8", "7952773cbcd78de3", "6bbca64826ca5fae")),
         ("passkey", ("9bc07a8f53535a44", "07052a8a86fad7de", "07473c9f58827cc9")),
         ("synthetic", ("299d6065630c877a", "4816cff88a38a1e9", "9353f069183ed2cc")),
+        ("association", ("23740f87904feebd", "dd43bc3d32b33884", "5b73f7e03534e361")),
     ],
 )
 def test_streams_never_change(name, expected):
@@ -139,7 +141,7 @@ def test_a_sixteenth_of_a_cell_is_held_out():
     assert {prompt for prompt in others if len(prompt) == len("21+43=")} < held_out
 
 
-@pytest.mark.parametrize("source", SOURCES["synthetic"], ids=TASKS)
+@pytest.mark.parametrize("source", SOURCES["synthetic"] + SOURCES["association"], ids=TASKS)
 def test_what_is_evaluated_is_never_trained_on(source):
     for seed in (0, 1):
         for stream in (TRAINING, HELD_OUT, EVALUATION):

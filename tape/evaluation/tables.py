@@ -35,10 +35,11 @@ def over_seeds(values: Sequence[float], digits: int) -> str:
 
 
 def median_length(lengths: Sequence[float], longest: float) -> str:
-    """Formats the (lower) median of one effective length per run: "-" of none or 0; that of the
+    """Formats the lower median of one effective length per run, "-" if that is 0 or of none; the
     longest length is a lower bound."""
-    middle = median_low(lengths) if lengths else 0
-    return "-" if not middle else f"{'>= ' * (middle == longest)}{middle:,.0f}"
+    middle = median_low(lengths or [0])
+    shown = f"{middle:,.0f}" if middle else "-"
+    return f">= {shown}" if middle == longest else shown
 
 
 def write_rows(path: Path, rows: pd.DataFrame, whole: Sequence[str] = ()) -> None:

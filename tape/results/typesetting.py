@@ -19,8 +19,8 @@ FEWER = """\
 (n = ...): the mean of fewer runs than the row has; the others have no value, as they did not reach
 the criterion of their training."""
 EFFECTIVE = """\
-The effective length is the largest with at least 85 % of the accuracy at the shortest length, the
-median over seeds (of two in the middle the smaller); >= if it is the longest."""
+Effective length: the largest with at least 85 % of the accuracy at the shortest, however low that
+is; >= if it is the longest. Median over seeds, of two in the middle the smaller."""
 COMPARED = """\
 Δ is the difference to {}, mean and 95 % interval of the pairs of runs with the same seed; p is that
 of the t-test of the pairs, corrected for the number of rows (Holm), the exact p that of flipping
