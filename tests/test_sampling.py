@@ -43,7 +43,7 @@ def test_randpe_refuses_what_it_was_not_drawn_for():
     ):
         pass
     for given in ({"eval_length": 100, "length": 50}, {"eval_length": 0}):
-        with pytest.raises(ValueError, match=r"eval_length=\d+ must (lie in 1\.\.50|be .* >= 1)"):
+        with pytest.raises(ValueError, match=r"eval_length=\d+ must (lie|be an integer) in 1\.\."):
             make_config({"name": "randpe", **given})
     with pytest.raises(ValueError, match=r"randpe.*sampler='shift'.*'subset'"):
         make_config({"name": "randpe", "sampler": "shift"})
@@ -113,7 +113,7 @@ def test_pose_skips_between_chunks_in_training_only(chunks):
     model(random_tokens(1, 1))
     with pytest.raises(ValueError, match=r"training input of 17 tokens .* length=16; raise"):
         model(random_tokens(1, 17))
-    with pytest.raises(ValueError, match=r"sampler pose: chunks=1 must be an integer >= 2"):
+    with pytest.raises(ValueError, match=r"sampler pose: chunks=1 must be an integer in 2\.\."):
         make_config({"name": "rope", "sampler": {"name": "pose", "chunks": 1}})
 
 

@@ -45,8 +45,9 @@ class Accuracy:
     counts: tuple[str, ...]  # of a cell, in journals
     measures: dict[str, Measure]  # `accuracy`, and others
     view: View
-    listing: str  # name of a list of accuracies in the summary
-    listed: Callable[[pd.DataFrame], pd.Series]  # the condition that it is over; NaN: left out
+    listing: str = "lengths"  # name of a list of accuracies in the summary
+    # The condition that it is over; NaN: left out.
+    listed: Callable[[pd.DataFrame], pd.Series] = lambda rows: rows["length"]
     line: str = ""  # format of that condition in `describe`; empty to leave the list out
 
     @property

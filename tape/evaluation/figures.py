@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, NullLocator
 
-from tape.evaluation.view import Asked, HeatMap, select
+from tape.evaluation.view import Asked, HeatMap, Panel, select
 from tape.files import write_bytes
 from tape.statistics import table, weighted_mean
 
@@ -62,6 +63,34 @@ def curve(
         axes.set(xlabel=x)
         axes.legend()
     return axes.figure
+
+
+def draw_panel(
+    axes: Axes,
+    panel: Panel,
+    rows: pd.DataFrame,
+    trained: int,
+    styles: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
+    """Draws the curves of a panel; a red line marks the end of the trained length."""
+    curve(rows, panel.x, axes=axes, styles=styles)
+    if panel.x != "step":
+        red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
+        axes.axvline(trained, **red)
+    if "x" in panel.log:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    if "y" in panel.log:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        if high < 10 * low:  # the ticks of a log axis are too far apart
+            axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:,g}")
+    if panel.share:
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlim(left=0)
+    axes.set(xlabel=panel.labels[0], ylabel=panel.labels[1])
 
 
 def heat(

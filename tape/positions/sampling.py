@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,19 +23,23 @@ from tape.validation import check_arguments, check_integer, look_up
 Draw = tuple[Tensor, Tensor, int | None]
 
 
+class Argument(NamedTuple):
+    """An integer in least..most; by default `value`, or `times` the training length."""
+
+    value: int = 0
+    times: int = 0
+    least: int = 1
+    most: int = 2**31 - 1
+
+
 class IndexSampler:
     """Coordinates equal indices."""
 
-    bounds: ClassVar[dict[str, tuple[int, ...]]] = {}  # least (and largest) value of each argument
+    arguments: ClassVar[dict[str, Argument]] = {}
     consecutive: ClassVar[bool] = True  # neighbouring tokens are one apart
     random: ClassVar[bool] = False  # in training each forward pass has coordinates of its own
     max_positions: int | None = None  # the maximum number of tokens with coordinates
     draw: tuple[int, ...] | None = None  # identifies the draw of an evaluation
-
-    @classmethod
-    def defaults(cls, trained: int) -> dict[str, int]:
-        """Returns the arguments of a model that is trained on so many tokens."""
-        return {}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         """Returns the coordinates of queries (B|1, T) and keys (B|1, S) with these indices."""
@@ -48,18 +52,14 @@ class IndexSampler:
 
 
 class ShiftSampler(IndexSampler):
-    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates, by
-    default twice the training length as in TAPE's recipe (arXiv 2501.00712)."""
+    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates, as in
+    TAPE's recipe (arXiv 2501.00712)."""
 
-    bounds: ClassVar = {"maximum": (0, 2**31 - 1)}
+    arguments: ClassVar = {"maximum": Argument(times=2, least=0)}
     random = True
 
     def __init__(self, maximum: int):
         self.maximum = maximum
-
-    @classmethod
-    def defaults(cls, trained: int) -> dict[str, int]:
-        return {"maximum": 2 * trained}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
@@ -77,7 +77,11 @@ class SubsetSampler(IndexSampler):
     keep their prefix, so cached decoding equals the full forward pass.
     """
 
-    bounds: ClassVar = {"length": (1,), "eval_length": (1,), "seed": (-(2**63),)}
+    arguments: ClassVar = {
+        "length": Argument(times=4),
+        "eval_length": Argument(times=1),
+        "seed": Argument(least=-(2**63), most=2**63 - 1),
+    }
     consecutive, random = False, True
 
     def __init__(self, length: int, eval_length: int, seed: int):
@@ -88,10 +92,6 @@ class SubsetSampler(IndexSampler):
     @property
     def draw(self) -> tuple[int, ...]:
         return self.length, self.eval_length, self.seed
-
-    @classmethod
-    def defaults(cls, trained: int) -> dict[str, int]:
-        return {"length": 4 * trained, "eval_length": trained, "seed": 0}
 
     @staticmethod
     def _check(eval_length: int, length: int) -> None:
@@ -104,11 +104,11 @@ class SubsetSampler(IndexSampler):
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if training:
-            tokens = _trained_tokens(query, key, extent, self.length)
+            tokens = _trained_tokens(query, extent, self.length)
             draw = torch.randperm(self.length, device=query.device)[:tokens].sort().values
         else:
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
-            tokens = self._least(query, extent)
+            tokens = _needed(query, extent, self.eval_length)
             if tokens > self.eval_length:
                 raise ValueError(
                     f"the input has {tokens} tokens but positions were drawn for "
@@ -117,15 +117,6 @@ class SubsetSampler(IndexSampler):
                 )
         # Empty slots of a static cache are masked, so any coordinate is valid.
         return draw[query], draw[key.clamp(max=len(draw) - 1)], self.length
-
-    def _least(self, query: Tensor, extent: int | None) -> int:
-        """Returns how many coordinates the indices need, as far as it is known without waiting for
-        a GPU in decoding; the draw is indexed with larger ones, which raises an error there."""
-        new = query.shape[-1]
-        if torch.compiler.is_compiling() or (query.is_cuda and new == 1):
-            return new
-        known = extent is not None and extent <= self.eval_length
-        return extent if known else int(query.max()) + 1
 
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
@@ -139,30 +130,24 @@ class SubsetSampler(IndexSampler):
 
 
 class PoSESampler(IndexSampler):
-    """Positional skip-wise training (PoSE, Zhu et al. 2023, arXiv 2309.10400) on T tokens for
-    inputs of `length` tokens.
+    """Positional skip-wise training (Zhu et al. 2023, arXiv 2309.10400) on T tokens for `length`.
 
     Training splits the tokens into `chunks` at random places. The first chunk begins at 0, and the
     i-th is moved by a skip u_i, uniform in u_(i-1)..length - T, so positions increase and stay
-    below `length`. Evaluation uses the indices. In the paper every example has a draw of its own;
-    in the authors' code the text skips as well, and the first of two chunks has at most half of the
-    tokens.
+    below `length`. Evaluation uses the indices. In the paper every example has its own draw, and in
+    the authors' code the text skips as well, and the first of two chunks has at most half of it.
     """
 
-    bounds: ClassVar = {"length": (1, 2**31 - 1), "chunks": (2,)}
+    arguments: ClassVar = {"length": Argument(times=4), "chunks": Argument(2, least=2)}
     consecutive, random = False, True
 
     def __init__(self, length: int, chunks: int):
         self.length, self.chunks = length, chunks
 
-    @classmethod
-    def defaults(cls, trained: int) -> dict[str, int]:
-        return {"length": 4 * trained, "chunks": 2}
-
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
             return query, key, extent
-        tokens = _trained_tokens(query, key, extent, self.length)
+        tokens = _trained_tokens(query, extent, self.length)
         later = self.chunks - 1
         starts = torch.randint(1, max(tokens, 2), (later,), device=query.device).sort().values
         skips = [torch.zeros_like(starts[0])]
@@ -174,11 +159,19 @@ class PoSESampler(IndexSampler):
         return query, key, self.length
 
 
-def _trained_tokens(query: Tensor, key: Tensor, extent: int | None, length: int) -> int:
+def _needed(query: Tensor, extent: int | None, most: int) -> int:
+    """Returns how many coordinates the indices need, as far as it is known without waiting for a
+    GPU in training and decoding; a draw is indexed with larger ones, which raises an error there.
+    """
+    new = query.shape[-1]
+    if torch.compiler.is_compiling() or (query.is_cuda and new == 1):
+        return new
+    return extent if extent is not None and extent <= most else int(query.max()) + 1
+
+
+def _trained_tokens(query: Tensor, extent: int | None, length: int) -> int:
     """Returns how many positions a training input needs, at most `length`."""
-    tokens = key.shape[-1]
-    if extent is None and not torch.compiler.is_compiling():
-        tokens = max(tokens, int(query.max()) + 1)
+    tokens = _needed(query, extent, length)
     if tokens > length:
         raise ValueError(
             f"a training input of {tokens} tokens needs as many distinct positions, more than "
@@ -212,11 +205,13 @@ def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[s
     arguments = dict(sampler) if isinstance(sampler, Mapping) else {"name": sampler}
     name = arguments.pop("name", None)
     cls = look_up("sampler", name, SAMPLERS)
-    check_arguments(f"sampler '{name}'", arguments, cls.bounds)
-    given = {argument: value for argument, value in arguments.items() if value is not None}
-    settled = cls.defaults(config.max_position_embeddings) | given
-    for argument, value in settled.items():
-        check_integer(f"sampler {name}: {argument}", value, *cls.bounds[argument])
+    check_arguments(f"sampler '{name}'", arguments, cls.arguments)
+    trained, settled = config.max_position_embeddings, {}
+    for argument, (value, times, *bounds) in cls.arguments.items():
+        if (given := arguments.get(argument)) is None:
+            given = value + times * trained
+        check_integer(f"sampler {name}: {argument}", given, *bounds)
+        settled[argument] = given
     cls(**settled)  # refuses arguments that do not go together
     return {"name": name, **settled}
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
 
-from tape.evaluation.figures import curve, heat_map, write_figure
-from tape.evaluation.view import Panel, select
+from tape.evaluation.figures import draw_panel, heat_map, write_figure
+from tape.evaluation.view import select
 from tape.results.rows import BASE, Comparison
 from tape.results.runs import view_of
 
@@ -30,15 +28,11 @@ def curves(found: Comparison) -> Figure | None:
     figure = Figure(figsize=(4.6 * len(panels) + 1.8, 4.3), layout="constrained")
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (kind, panel, rows) in zip(every, panels, strict=True):
-        curve(rows, panel.x, axes=axes, styles=styles)
+        draw_panel(axes, panel, rows, _trained(found, kind), styles)
         for style, measure in zip((":", "-.", "--"), panel.levels, strict=False):
             if len(level := select(found.rows[kind], measure)):
                 look = {"color": "gray", "linestyle": style, "linewidth": 1}
                 axes.axhline(level["value"].mean(), label=measure.removesuffix(" loss"), **look)
-        if panel.x != "step":
-            red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
-            axes.axvline(_trained(found, kind), **red)
-        _finish(axes, panel)
     handles = {line.get_label(): line for axes in figure.axes for line in axes.lines}
     figure.legend(handles=list(handles.values()), loc="outside right upper")
     return figure
@@ -49,23 +43,6 @@ def _trained(found: Comparison, kind: str) -> int:
     groups = found.groups[kind]
     run = (groups.get(BASE) or groups[found.rows[kind]["row"].iloc[0]])[0]
     return run.asked[kind].get("trained", run.settings["length"])
-
-
-def _finish(axes: Axes, panel: Panel) -> None:
-    if "x" in panel.log:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    if "y" in panel.log:
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        if high < 10 * low:  # the ticks of a log axis are too far apart
-            axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
-            axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:,g}")
-    if panel.share:
-        axes.set_ylim(-0.03, 1.03)
-        axes.set_xlim(left=0)
-    axes.set(xlabel=panel.labels[0], ylabel=panel.labels[1])
 
 
 def write_figures(found: Comparison, out: Path) -> None:

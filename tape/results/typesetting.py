@@ -62,12 +62,12 @@ def _results(found: Comparison, kind: str, columns: Sequence[Column]) -> Cells:
             own = taken[taken["row"] == label]
             if column.effective:
                 each = [effective_length(run) for _, run in own.groupby("seed")]
-                line.append(median_length(each, taken["length"].max()))
+                shown = median_length(each, taken["length"].max())
             else:
                 each = [*per_seed(own).map(column.scale.of)]
-                line.append(over_seeds(each, column.scale.digits))
-            if 0 < len(each) < len(groups[label]):
-                line[-1] += f" (n = {len(each)})"
+                shown = over_seeds(each, column.scale.digits)
+            note = f" (n = {len(each)})" if 0 < len(each) < len(groups[label]) else ""
+            line.append(shown + note)
     return [[kind_of(found.runs), "n", *(column.title for column in columns)], *lines.values()]
 
 

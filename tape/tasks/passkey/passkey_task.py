@@ -17,7 +17,6 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.accuracy import Accuracy, Measure
-from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
 from tape.tasks.generated import GeneratedTask
@@ -57,17 +56,16 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         where = lambda rows: rows["length"] == length  # noqa: E731
         return Column(title, "accuracy", PERCENT, where, compared)
 
-    effective = Column("effective length", "accuracy", WHOLE, effective=True)
     if len(trained) > 1:
         last = lengths[-1]
-        each = [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
-        return [*each, effective]
-    (end,) = trained
-    title = f"up to {end:,} tokens, %"
-    within = Column(title, "accuracy", PERCENT, lambda rows: rows["length"] <= end)
-    beyond = {n * end: f"{n * end:,} ({n}x)" for n in TIMES[1:] if n * end in lengths}
-    further = [at(length, f"{name}, %", name) for length, name in beyond.items()]
-    return [within, *further, effective]
+        shown = [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
+    else:
+        (end,) = trained
+        title = f"up to {end:,} tokens, %"
+        within = Column(title, "accuracy", PERCENT, lambda rows: rows["length"] <= end)
+        beyond = {n * end: f"{n * end:,} ({n}x)" for n in TIMES[1:] if n * end in lengths}
+        shown = [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
+    return [*shown, Column("effective length", "accuracy", WHOLE, effective=True)]
 
 
 CURVE = Panel(
@@ -91,8 +89,6 @@ PASSKEY = Accuracy(
         "tokens": Measure("tokens", "prompts", unit="tokens"),
     },
     view=VIEW,
-    listing="lengths",
-    listed=lambda rows: rows["length"],
     line="{length} tokens",
 )
 read_evaluation = PASSKEY.read
@@ -198,19 +194,6 @@ class PasskeyTask(GeneratedTask):
         return [
             PasskeyQuestions(n, n, samples, 5, 0, of.keys, of.values, plain=True) for n in lengths
         ]
-
-    @staticmethod
-    def draw(folder, name, evaluation):
-        """Writes lengths.png, .svg: accuracy by length."""
-        rows = select(evaluation.rows, "accuracy").assign(row=name, seed=0)
-        figure = curve(rows, "length")
-        (axes,) = figure.axes
-        red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
-        axes.axvline(evaluation.asked["trained"], **red)
-        axes.set(xlabel=HEAT.labels[1], ylabel="accuracy", ylim=(-0.03, 1.03), title=name)
-        axes.set_xlim(left=0)
-        axes.legend()
-        write_figure(figure, folder / "lengths")
 
     @staticmethod
     def asked(given, folder, model):

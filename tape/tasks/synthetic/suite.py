@@ -15,9 +15,8 @@ from scipy.stats import fisher_exact
 
 from tape import parsers, provenance
 from tape.command import expected_errors
-from tape.evaluation.accuracy import effective_length
 from tape.evaluation.figures import heat, write_figure
-from tape.evaluation.tables import markdown_table, median_length
+from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import write_text
 from tape.results.rows import groups_of
@@ -49,7 +48,7 @@ least: the smallest that so many runs can give; corrected: for all predictions (
 def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Returns the accuracies of runs in long form, with the task, the `encoding` (the label of the
     row), the `times` of the trained length (rounded to half octaves), and of each run whether it
-    `learned` the task, the longest length that it `solved` and the `effective` length."""
+    `learned` the task and the longest length that it `solved`."""
     tables = []
     for task in TASKS:
         own = [run for run in runs if run.asked[FOLDER]["task"] == task]
@@ -59,8 +58,7 @@ def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
             times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
             rows = rows.assign(task=task, encoding=label, run=str(run.folder), seed=run.seed)
             rows = rows.assign(trained=trained, times=times.round(2))
-            rows = rows.assign(learned=learned(rows).all(), solved=longest_solved(rows))
-            tables.append(rows.assign(effective=effective_length(rows)))
+            tables.append(rows.assign(learned=learned(rows).all(), solved=longest_solved(rows)))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -79,9 +77,6 @@ def cells_of(rows: pd.DataFrame) -> pd.DataFrame:
         trained=("trained", "first"),
     )
     reached = runs[runs["learned"]].groupby(NAMES)["solved"]
-    for name, own in rows.groupby(NAMES):
-        each = own[own["learned"]].groupby("run")["effective"].first()
-        cells.loc[name, "effective"] = median_length([*each], own["length"].max())
     twice = rows[rows["learned"] & (rows["length"] == 2 * rows["trained"])]
     cells = cells.assign(median=reached.median(), best=reached.max())
     cells["twice"] = table(twice, NAMES)["mean"]
@@ -99,7 +94,6 @@ def texts_of(cells: pd.DataFrame) -> pd.DataFrame:
         "95 %": [f"{low:.2f} to {high:.2f}" for low, high in intervals],
         "longest: median": cells["median"].map("{:g}".format, na_action="ignore"),
         "best": cells["best"].map("{:g}".format, na_action="ignore"),
-        "effective length": cells["effective"],
         "at twice, %": (100 * cells["twice"]).map("{:.1f}".format, na_action="ignore"),
     }
     return pd.DataFrame(columns, index=cells.index).fillna("-")

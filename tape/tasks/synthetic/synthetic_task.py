@@ -82,8 +82,6 @@ SYNTHETIC = Accuracy(
     counts=("problems", "right", "asked", "right_tokens"),
     measures={"accuracy": Measure("right", "problems"), "tokens": Measure("right_tokens", "asked")},
     view=VIEW,
-    listing="lengths",
-    listed=lambda rows: rows["length"],
     line="length {length}",
 )
 read_evaluation = SYNTHETIC.read
