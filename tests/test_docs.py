@@ -195,40 +195,28 @@ def test_scripts_are_strict_and_say_what_they_do():
 
 ACROSS = ["data.abacus_offset", "task.original_fault"]  # of earlier versions
 MAIN = ["add_a*", "add_fault*", "add_fire*", "add_[nrt]*", "add_xpos*"]
+VARIANTS = ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]
 FULL = str(RESULTS / "ablations" / "ablation_full_0")
-BASES = ["base_*", "tokenizer"]
+BASES = {"within": ["base_*", "tokenizer"]}
 TABLES = [
     ("addition", "arithmetic.md", {"across": ACROSS, "only": MAIN}, "tape"),
-    (
-        "addition",
-        "results/addition/variants.md",
-        {"only": ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]},
-        "randpe",
-    ),
+    ("addition", "results/addition/variants.md", {"only": VARIANTS}, "randpe"),
     ("passkey", "retrieval.md", {}, None),
-    ("extension", "results/extension/table.md", {}, "adape"),
-    ("bases", "results/bases/table.md", {"within": BASES}, "adape"),
-    ("encodings", "results/encodings/table.md", {}, "rope"),
-    ("bigrams", "results/bigrams/table.md", {}, "tape"),
-    *(
-        (name, f"results/{name}/table.md", chosen, baseline)
-        for name, chosen, baseline in (
-            ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
-            ("checkpoints", {}, None),
-            ("interventions_addition", {}, "tape"),
-            ("interventions_keys", {"within": BASES}, "adape"),
-        )
-    ),
-    *(
-        (
-            "ablations",
-            f"results/ablations/{name}.md",
-            {"only": [f"ablation_{row}_?" for row in rows]},
-            FULL,
-        )
-        for name, rows in ABLATIONS.tables.items()
-    ),
 ]
+for name, chosen, baseline in (
+    ("extension", {}, "adape"),
+    ("bases", BASES, "adape"),
+    ("encodings", {}, "rope"),
+    ("bigrams", {}, "tape"),
+    ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
+    ("checkpoints", {}, None),
+    ("interventions_addition", {}, "tape"),
+    ("interventions_keys", BASES, "adape"),
+):
+    TABLES.append((name, f"results/{name}/table.md", chosen, baseline))
+for name, rows in ABLATIONS.tables.items():
+    only = {"only": [f"ablation_{row}_?" for row in rows]}
+    TABLES.append(("ablations", f"results/ablations/{name}.md", only, FULL))
 
 
 @pytest.mark.parametrize(("results", "page", "chosen", "baseline"), TABLES)

@@ -1,6 +1,5 @@
 """Coordinates: what the samplers draw, when, and what they refuse."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,21 +10,20 @@ from tape import TapeForCausalLM
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
-def record_states(model):
-    """The coordinates of every forward pass, as the encoding got them."""
-    seen = []
+def drawn(position, tokens, count):
+    """The coordinates of a forward pass in evaluation, then of `count` in training."""
+    model, seen = make_model(position), []
     model.model.position.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    for n in range(1 + count):
+        model.train(n > 0)(tokens)
+    assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
     return seen
 
 
 def test_randpe_draws_anew_in_training_and_once_for_the_whole_batch():
-    model = make_model("randpe").train()
-    seen = record_states(model)
-    for _ in range(60):
-        model(random_tokens(4, 12))
-    draws = [positions.query for positions in seen]
+    draws = [positions.query for positions in drawn("randpe", random_tokens(4, 12), 60)[1:]]
     assert all(draw.shape == (1, 12) and (draw.diff() > 0).all() for draw in draws)
-    assert not torch.equal(draws[0], draws[1]) and torch.equal(seen[0].key, seen[0].query)
+    assert not torch.equal(draws[0], draws[1])
     assert set(torch.cat(draws, dim=1)[0].tolist()) == set(range(4 * TRAIN_LENGTH))
 
 
@@ -79,40 +77,27 @@ def test_a_cache_belongs_to_one_draw():
 
 
 def test_shift_moves_the_origin_in_training_only():
-    model, tokens = make_model("tape_shift"), random_tokens(3, 8)
-    seen = record_states(model)
-    model(tokens)
-    model.train()
-    for _ in range(200):
-        model(tokens)
+    seen = drawn("tape_shift", random_tokens(3, 8), 200)
     origins = [int(positions.query[0, 0]) for positions in seen]
     assert origins[0] == min(origins) == 0 and max(origins) <= 2 * TRAIN_LENGTH
     assert len({*origins}) > 20
     assert all(torch.equal(p.query - p.query[:, :1], torch.arange(8)[None]) for p in seen)
-    assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
 
 
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_pose_skips_between_chunks_in_training_only(chunks):
     """All places of a boundary and all skips up to the limit are drawn."""
-    sampler = {"name": "pose", "length": 16, "chunks": chunks}
-    model, tokens = make_model({"name": "rope", "sampler": sampler}), random_tokens(3, 8)
-    seen = record_states(model)
-    model(tokens)
-    model.train()
-    for _ in range(400):
-        model(tokens)
-    index, *drawn = (positions.query[0].tolist() for positions in seen)
-    assert index == [*range(8)] and all(torch.equal(p.key, p.query) for p in seen)
-    skips = [np.array(positions) - index for positions in drawn]
-    assert all((skip[0], (np.diff(skip) >= 0).all()) == (0, True) for skip in skips)
-    assert max(len({*skip}) for skip in skips) == chunks
-    assert {int(skip[-1]) for skip in skips} == {*range(9)}  # 16 - 8
-    assert {int(np.argmax(skip > 0)) for skip in skips if skip.any()} == {*range(1, 8)}
-    assert all(positions.extent == 16 for positions in seen[1:])
-    model(random_tokens(1, 1))
+    pose = {"name": "rope", "sampler": {"name": "pose", "length": 16, "chunks": chunks}}
+    evaluated, *seen = drawn(pose, random_tokens(3, 8), 400)
+    assert evaluated.query.tolist() == [[*range(8)]] and {p.extent for p in seen} == {16}
+    skips = torch.cat([p.query for p in seen]) - evaluated.query
+    assert (skips[:, 0] == 0).all() and (skips.diff() >= 0).all()
+    assert {*skips[:, -1].tolist()} == {*range(9)}  # 16 - 8
+    assert {*skips.diff().count_nonzero(1).tolist()} == {*range(chunks)}
+    assert (skips.diff() > 0).any(0).all()  # at every place
+    drawn(pose, random_tokens(1, 1), 1)
     with pytest.raises(ValueError, match=r"training input of 17 tokens .* length=16; raise"):
-        model(random_tokens(1, 17))
+        drawn(pose, random_tokens(1, 17), 1)
     with pytest.raises(ValueError, match=r"sampler pose: chunks=1 must be an integer in 2\.\."):
         make_config({"name": "rope", "sampler": {"name": "pose", "chunks": 1}})
 

@@ -21,7 +21,7 @@ from tape.evaluation.questions import Answer, Batch
 from tape.evaluation.tables import median_length, read_table, write_rows
 from tape.evaluation.view import Asked, Evaluation, View, select
 from tape.files import read_object, reading, write_text
-from tape.statistics import wilson
+from tape.statistics import weighted_mean, wilson
 
 SUMMARY = "summary.json"
 EFFECTIVE = 0.85  # of the accuracy at the shortest length
@@ -46,8 +46,7 @@ class Accuracy:
     measures: dict[str, Measure]  # `accuracy`, and others
     view: View
     listing: str = "lengths"  # name of a list of accuracies in the summary
-    # The condition that it is over; NaN: left out.
-    listed: Callable[[pd.DataFrame], pd.Series] = lambda rows: rows["length"]
+    listed: Callable[[pd.DataFrame], pd.Series] = lambda rows: rows["length"]  # NaN: left out
     line: str = ""  # format of that condition in `describe`; empty to leave the list out
 
     @property
@@ -157,11 +156,9 @@ def effective_length(rows: pd.DataFrame) -> float:
     """Returns the largest length at which a run has at least 85 % of its accuracy at the shortest;
     0 if it has none there. After NoLiMa (arXiv 2502.05167), which takes the best of three short
     lengths for each question."""
-    groups = select(rows, "accuracy").groupby("length")
-    at = {length: ratio(group) for length, group in groups}
-    base = at[min(at)]
-    enough = EFFECTIVE * base - 1e-9  # for rounding
-    return max((length for length, found in at.items() if found >= enough), default=0) * (base > 0)
+    at = weighted_mean(select(rows, "accuracy"), ["length"])
+    base = at[at.index.min()]
+    return at.index[at >= EFFECTIVE * base - 1e-9].max() * (base > 0)  # but for rounding
 
 
 def share(rows: pd.DataFrame) -> dict[str, float] | None:

@@ -18,14 +18,13 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from tape.evaluation.view import Asked, HeatMap, Panel, select
+from tape.evaluation.view import Asked, HeatMap, Limits, Panel, select
 from tape.files import write_bytes
 from tape.statistics import table, weighted_mean
 
 PER_ROW = 4  # heat maps side by side
 SIDE = 3.6  # inches of a heat map
 LABELS = 12  # ticks of an axis, at most
-Limits = tuple[float | None, float | None]
 
 
 def write_figure(figure: Figure, target: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
@@ -69,14 +68,13 @@ def draw_panel(
     axes: Axes,
     panel: Panel,
     rows: pd.DataFrame,
-    trained: int,
+    trained: int | None = None,
     styles: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
-    """Draws the curves of a panel; a red line marks the end of the trained length."""
+    """Draws the curves of a panel; a red line marks the end of the `trained` length."""
     curve(rows, panel.x, axes=axes, styles=styles)
-    if panel.x != "step":
-        red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
-        axes.axvline(trained, **red)
+    if trained is not None:
+        axes.axvline(trained, color="tab:red", linestyle=":", label="trained up to here")
     if "x" in panel.log:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")

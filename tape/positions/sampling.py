@@ -7,7 +7,7 @@ pass, so relative distances are consistent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,6 +21,12 @@ from tape.validation import check_arguments, check_integer, look_up
 # Coordinates of queries and keys, and their extent: the number that all are below, None if it is
 # not known without reading them.
 Draw = tuple[Tensor, Tensor, int | None]
+TRAINED = """\
+a training input of {tokens} tokens needs as many distinct positions, more than length={most}; \
+raise `length` or shorten the input"""
+EVALUATED = """\
+the input has {tokens} tokens but positions were drawn for eval_length={most}; raise it (up to \
+`length`) in the configuration, or temporarily with `with model.evaluation_length(n):`"""
 
 
 class Argument(NamedTuple):
@@ -45,10 +51,9 @@ class IndexSampler:
         """Returns the coordinates of queries (B|1, T) and keys (B|1, S) with these indices."""
         return query, key, extent
 
-    @contextmanager
-    def evaluation_length(self, length: int) -> Iterator[None]:
+    def evaluation_length(self, length: int) -> AbstractContextManager[None]:
         """Evaluates inputs of up to `length` tokens; most samplers ignore it."""
-        yield
+        return nullcontext()
 
 
 class ShiftSampler(IndexSampler):
@@ -104,17 +109,11 @@ class SubsetSampler(IndexSampler):
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if training:
-            tokens = _trained_tokens(query, extent, self.length)
+            tokens = _needed(query, extent, self.length, TRAINED)
             draw = torch.randperm(self.length, device=query.device)[:tokens].sort().values
         else:
+            _needed(query, extent, self.eval_length, EVALUATED)
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
-            tokens = _needed(query, extent, self.eval_length)
-            if tokens > self.eval_length:
-                raise ValueError(
-                    f"the input has {tokens} tokens but positions were drawn for "
-                    f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
-                    "configuration, or temporarily with `with model.evaluation_length(n):`"
-                )
         # Empty slots of a static cache are masked, so any coordinate is valid.
         return draw[query], draw[key.clamp(max=len(draw) - 1)], self.length
 
@@ -147,7 +146,7 @@ class PoSESampler(IndexSampler):
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
             return query, key, extent
-        tokens = _trained_tokens(query, extent, self.length)
+        tokens = _needed(query, extent, self.length, TRAINED)
         later = self.chunks - 1
         starts = torch.randint(1, max(tokens, 2), (later,), device=query.device).sort().values
         skips = [torch.zeros_like(starts[0])]
@@ -159,24 +158,15 @@ class PoSESampler(IndexSampler):
         return query, key, self.length
 
 
-def _needed(query: Tensor, extent: int | None, most: int) -> int:
+def _needed(query: Tensor, extent: int | None, most: int, refusal: str) -> int:
     """Returns how many coordinates the indices need, as far as it is known without waiting for a
-    GPU in training and decoding; a draw is indexed with larger ones, which raises an error there.
-    """
-    new = query.shape[-1]
-    if torch.compiler.is_compiling() or (query.is_cuda and new == 1):
-        return new
-    return extent if extent is not None and extent <= most else int(query.max()) + 1
-
-
-def _trained_tokens(query: Tensor, extent: int | None, length: int) -> int:
-    """Returns how many positions a training input needs, at most `length`."""
-    tokens = _needed(query, extent, length)
-    if tokens > length:
-        raise ValueError(
-            f"a training input of {tokens} tokens needs as many distinct positions, more than "
-            f"length={length}; raise `length` or shorten the input"
-        )
+    GPU in decoding; a draw is indexed with larger ones, which raises an error there. Raises a
+    ValueError for more than `most`."""
+    tokens = query.shape[-1]
+    if not torch.compiler.is_compiling() and not (query.is_cuda and tokens == 1):
+        tokens = extent if extent is not None and extent <= most else int(query.max()) + 1
+    if tokens > most:
+        raise ValueError(refusal.format(tokens=tokens, most=most))
     return tokens
 
 

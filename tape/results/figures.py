@@ -28,7 +28,8 @@ def curves(found: Comparison) -> Figure | None:
     figure = Figure(figsize=(4.6 * len(panels) + 1.8, 4.3), layout="constrained")
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (kind, panel, rows) in zip(every, panels, strict=True):
-        draw_panel(axes, panel, rows, _trained(found, kind), styles)
+        trained = None if panel.x == "step" else _trained(found, kind)
+        draw_panel(axes, panel, rows, trained, styles)
         for style, measure in zip((":", "-.", "--"), panel.levels, strict=False):
             if len(level := select(found.rows[kind], measure)):
                 look = {"color": "gray", "linestyle": style, "linewidth": 1}

@@ -38,12 +38,7 @@ LENGTHS = 8  # default number of lengths, for models trained on plain prompts mu
 SAMPLE = 100  # units of garbage in a prompt that tests the tokenizer
 ROOM = 4  # tokens of an answer besides its numbers: words before them, or EOS
 
-HEAT = HeatMap(
-    down="depth",
-    across="length",
-    labels=("depth of the key", "tokens of the prompt"),
-    trained=lambda asked: (None, asked["trained"]),
-)
+HEAT = HeatMap("depth", "length", labels=("depth of the key", "tokens of the prompt"))
 
 
 def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
@@ -57,8 +52,7 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         return Column(title, "accuracy", PERCENT, where, compared)
 
     if len(trained) > 1:
-        last = lengths[-1]
-        shown = [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
+        shown = [at(n, f"keys {n:,}, %", f"{n:,}" if n == lengths[-1] else "") for n in lengths]
     else:
         (end,) = trained
         title = f"up to {end:,} tokens, %"

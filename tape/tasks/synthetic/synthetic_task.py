@@ -60,12 +60,7 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     ]
 
 
-HEAT = HeatMap(
-    down="reached",
-    across="length",
-    labels=("criterion reached", "length of the problem"),
-    trained=lambda asked: (None, asked["trained"]),
-)
+HEAT = HeatMap("reached", "length", labels=("criterion reached", "length of the problem"))
 CURVE = Panel(
     lambda rows: select(rows, "accuracy", learned), "length", (HEAT.labels[1], "exact match"), "x"
 )
