@@ -153,12 +153,8 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_site_builds_without_dead_links(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "site.css" in (tmp_path / "efficiency" / "index.html").read_text()
 
@@ -260,18 +256,13 @@ def test_rows_in_a_notebook_are_those_of_the_table(tmp_path, monkeypatch, capsys
         assert (tmp_path / "output" / f"{name}.png").stat().st_size > 1000
 
 
-NEEDLE = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
+CONTRASTS = {"suite": OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts}
+CONTRASTS["needle_long"] = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
 
 
-@pytest.mark.parametrize(
-    ("results", "contrasts"),
-    [
-        ("suite", OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts),
-        ("needle_long", NEEDLE),
-    ],
-)
-def test_the_suite_is_that_of_the_results(results, contrasts, tmp_path):
-    text, missing = suite([RESULTS / results], tmp_path, shlex.split(contrasts))
+@pytest.mark.parametrize("results", CONTRASTS)
+def test_the_suite_is_that_of_the_results(results, tmp_path):
+    text, missing = suite([RESULTS / results], tmp_path, shlex.split(CONTRASTS[results]))
     assert not missing and text in (RESULTS / results / "table.md").read_text()
 
 
@@ -282,17 +273,11 @@ def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
     assert capsys.readouterr().out.strip() in page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("results", "analysis"),
-    [
-        ("stability/stability", stability),
-        ("visualize/attention", visualize),
-        ("state/state", state),
-        ("state_bigrams/state", state),
-        ("state_addition/state", state),
-        ("state_keys/state", state),
-    ],
-)
+ANALYSES = {"stability/stability": stability, "visualize/attention": visualize}
+ANALYSES |= {f"state{of}/state": state for of in ("", "_bigrams", "_addition", "_keys")}
+
+
+@pytest.mark.parametrize(("results", "analysis"), ANALYSES.items())
 def test_analyses_are_those_of_the_results(results, analysis):
     page = (RESULTS / results).with_name("table.md").read_text()
     assert analysis.markdown(pd.read_csv(RESULTS / f"{results}.csv")) in page

@@ -192,9 +192,6 @@ def test_lengths_are_half_octaves_and_solved_up_to_the_first_that_fails():
         about = {"measure": "accuracy", "length": [10, 20, 40, 80], "value": values, "n": 100}
         rows = pd.DataFrame(about)
         assert (synthetic_task.longest_solved(rows), effective_length(rows)) == expected
-
-
-def test_the_median_of_effective_lengths_is_one_of_them():
     given = ([20, 80], [80, 0, 80], [0, 0, 1280], [])
     assert [median_length(each, 80) for each in given] == ["20", ">= 80", "-", "-"]
 

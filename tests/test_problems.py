@@ -150,6 +150,15 @@ def test_what_is_evaluated_is_never_trained_on(source):
             assert (is_held_out(tokens, places) == (stream != TRAINING)).all()
 
 
+def test_an_association_is_not_asked_for_in_words_of_its_text():
+    tokens, _ = SOURCES["association"][0].draw(0, EVALUATION, np.arange(300), 40)
+    for *text, _, region, first, second in (tokens - problems.SYMBOL).tolist():
+        places = [n for n, word in enumerate(text) if word >= 0]
+        assert region not in text and max(text) < 64 and len(places) == 4
+        (place,) = (n for n in places if text[n] % 16 == region - 64)
+        assert text[place + 1 : place + 3] == [first, second]
+
+
 def test_the_synthetic_examples_are_right():
     """One of each generator, worked by hand."""
     results = doctest.testmod(problems)
