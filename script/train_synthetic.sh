@@ -2,7 +2,7 @@
 # Trains a decoder on a synthetic task and evaluates it by length: TASK=parity TYPE=tape bash script/train_synthetic.sh
 #
 #   TASK       copy reverse sort add parity modular_sum counting s3 s5 flip_flop recall selective_copy
-#              needle induction indirect (docs/suite.md)
+#              needle induction indirect association (docs/suite.md)
 #   TYPE, NGPUS, NNODES and settings are those of script/train.sh
 #
 # The result is in output/${TASK}_${TYPE}; the accuracy by length and its picture are in its folder

@@ -31,6 +31,7 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "rope_proportional": rope("proportional", partial_rotary_factor=0.5),
     "rope_partial": rope("default", partial_rotary_factor=0.5),
     "rope_longrope": rope("longrope", factor=4.0, long_factor=[1.0, 1.5, 2.25, 4.0]),
+    "rope_pose": {"name": "rope", "sampler": {"name": "pose", "chunks": 3}},
     "rope_clipped": rope("clipped"),
     "extended": {"name": "extended", "window": 4, "group": 6},
     "extended_rerope": {"name": "extended", "method": "rerope", "window": 3},

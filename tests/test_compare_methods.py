@@ -130,7 +130,7 @@ def test_each_seed_may_have_a_base_of_its_own(tmp_path):
     assert len(read(runs, "extend", across=["base_weights"]).labels) == 4
     within = {"name": "extend", "within": ["base_*"]}
     text = markdown(read(runs, **within))
-    assert "| lora | 2 | 65.0 ± 63.5 |" in text and "| adape | 2 |" in text
+    assert "| lora | 2 | 65.0 ± 63.5 | 4 |" in text and "| adape | 2 |" in text
     right = {4: 10, 8: 0}
     other = make_run(tmp_path / "ft_0", "ft", 0, right=right, base_weights="1" * 64)
     with pytest.raises(ValueError, match=r"lora_0 and .*ft_0 were .* base_weights: 0+ -> 1+;"):

@@ -153,12 +153,8 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_site_builds_without_dead_links(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "site.css" in (tmp_path / "efficiency" / "index.html").read_text()
 
@@ -195,40 +191,29 @@ def test_scripts_are_strict_and_say_what_they_do():
 
 ACROSS = ["data.abacus_offset", "task.original_fault"]  # of earlier versions
 MAIN = ["add_a*", "add_fault*", "add_fire*", "add_[nrt]*", "add_xpos*"]
-BASES = ["base_*", "tokenizer"]
+VARIANTS = ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]
+FULL = str(RESULTS / "ablations" / "ablation_full_0")
+BASES = {"within": ["base_*", "tokenizer"]}
 TABLES = [
     ("addition", "arithmetic.md", {"across": ACROSS, "only": MAIN}, "tape"),
-    (
-        "addition",
-        "results/addition/variants.md",
-        {"only": ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]},
-        "randpe",
-    ),
+    ("addition", "results/addition/variants.md", {"only": VARIANTS}, "randpe"),
     ("passkey", "retrieval.md", {}, None),
-    ("extension", "results/extension/table.md", {}, "adape"),
-    ("bases", "results/bases/table.md", {"within": BASES}, "adape"),
-    ("encodings", "results/encodings/table.md", {}, "rope"),
-    ("bigrams", "results/bigrams/table.md", {}, "tape"),
-    *(
-        (name, f"results/{name}/table.md", chosen, baseline)
-        for name, chosen, baseline in (
-            ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
-            ("checkpoints", {}, None),
-            ("contextual", {}, "rope"),
-            ("interventions_addition", {}, "tape"),
-            ("interventions_keys", {"within": BASES}, "adape"),
-        )
-    ),
-    *(
-        (
-            "ablations",
-            f"results/ablations/{name}.md",
-            {"only": [f"ablation_{row}_?" for row in rows]},
-            str(RESULTS / "ablations" / "ablation_full_0"),
-        )
-        for name, rows in ABLATIONS.tables.items()
-    ),
 ]
+for name, chosen, baseline in (
+    ("extension", {}, "adape"),
+    ("bases", BASES, "adape"),
+    ("encodings", {}, "rope"),
+    ("bigrams", {}, "tape"),
+    ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
+    ("checkpoints", {}, None),
+    ("contextual", {}, "rope"),
+    ("interventions_addition", {}, "tape"),
+    ("interventions_keys", BASES, "adape"),
+):
+    TABLES.append((name, f"results/{name}/table.md", chosen, baseline))
+for name, rows in ABLATIONS.tables.items():
+    only = {"only": [f"ablation_{row}_?" for row in rows]}
+    TABLES.append(("ablations", f"results/ablations/{name}.md", only, FULL))
 
 
 @pytest.mark.parametrize(("results", "page", "chosen", "baseline"), TABLES)
@@ -272,18 +257,13 @@ def test_rows_in_a_notebook_are_those_of_the_table(tmp_path, monkeypatch, capsys
         assert (tmp_path / "output" / f"{name}.png").stat().st_size > 1000
 
 
-NEEDLE = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
+CONTRASTS = {"suite": OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts}
+CONTRASTS["needle_long"] = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
 
 
-@pytest.mark.parametrize(
-    ("results", "contrasts"),
-    [
-        ("suite", OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts),
-        ("needle_long", NEEDLE),
-    ],
-)
-def test_the_suite_is_that_of_the_results(results, contrasts, tmp_path):
-    text, missing = suite([RESULTS / results], tmp_path, shlex.split(contrasts))
+@pytest.mark.parametrize("results", CONTRASTS)
+def test_the_suite_is_that_of_the_results(results, tmp_path):
+    text, missing = suite([RESULTS / results], tmp_path, shlex.split(CONTRASTS[results]))
     assert not missing and text in (RESULTS / results / "table.md").read_text()
 
 
@@ -294,17 +274,11 @@ def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
     assert capsys.readouterr().out.strip() in page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("results", "analysis"),
-    [
-        ("stability/stability", stability),
-        ("visualize/attention", visualize),
-        ("state/state", state),
-        ("state_bigrams/state", state),
-        ("state_addition/state", state),
-        ("state_keys/state", state),
-    ],
-)
+ANALYSES = {"stability/stability": stability, "visualize/attention": visualize}
+ANALYSES |= {f"state{of}/state": state for of in ("", "_bigrams", "_addition", "_keys")}
+
+
+@pytest.mark.parametrize(("results", "analysis"), ANALYSES.items())
 def test_analyses_are_those_of_the_results(results, analysis):
     page = (RESULTS / results).with_name("table.md").read_text()
     assert analysis.markdown(pd.read_csv(RESULTS / f"{results}.csv")) in page

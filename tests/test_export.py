@@ -22,7 +22,7 @@ from tape.export import export, flatten, load, verify, write_code
 from tape.export.card import model_card
 from tape.export.llama import require_llama, write_llama_config
 
-LLAMAS = ["rope", "yarn", "tape_neither_place"]
+LLAMAS = ["rope", "rope_pose", "yarn", "tape_neither_place"]
 LLAMAS += [f"rope_{kind}" for kind in ("proportional", "theta", "linear", "llama3", "longrope")]
 
 
@@ -118,7 +118,7 @@ def test_imports_of_every_form():
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_a_llama_gives_the_same_logits(tmp_path, name):
-    position = POSITIONS[name] | {"sampler": "shift"}  # which acts in training only
+    position = {"sampler": "shift"} | POSITIONS[name]  # which acts in training only
     grouped = {"num_key_value_heads": 2, "tie_word_embeddings": True}
     model = make_model(position, **(grouped if "scaling" in position else {}))
     require_llama(model)

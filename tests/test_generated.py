@@ -15,6 +15,8 @@ from transformers import AutoTokenizer
 
 from arithmetic.problems import Problems
 from tape.commands import train
+from tape.evaluation.accuracy import effective_length
+from tape.evaluation.tables import median_length
 from tape.results.compare import compare, read
 from tape.results.report import main as report
 from tape.runs.metrics import read_metrics
@@ -185,9 +187,13 @@ def test_lengths_are_half_octaves_and_solved_up_to_the_first_that_fails():
     found = doctest.testmod(synthetic_task)
     assert found.attempted and not found.failed
     assert synthetic_task.lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
-    for values, solved in {(1, 0.9, 0.8, 1): 20, (0.5, 1, 1, 1): 0}.items():
-        about = {"measure": "accuracy", "length": [10, 20, 40, 80], "value": values, "n": 10}
-        assert synthetic_task.longest_solved(pd.DataFrame(about)) == solved
+    each = {(1, 0.9, 0.8, 1): (20, 80), (0.5, 1, 1, 0.42): (0, 40)}
+    for values, expected in (each | {(0, 1, 1, 1): (0, 0), (1, 0.85, 0.84, 0): (10, 20)}).items():
+        about = {"measure": "accuracy", "length": [10, 20, 40, 80], "value": values, "n": 100}
+        rows = pd.DataFrame(about)
+        assert (synthetic_task.longest_solved(rows), effective_length(rows)) == expected
+    given = ([20, 80], [80, 0, 80], [0, 0, 1280], [])
+    assert [median_length(each, 80) for each in given] == ["20", ">= 80", "-", "-"]
 
 
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
@@ -217,7 +223,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert suite([out], tmp_path / "again")[0] == text  # from saved results
     table, _ = compare(evaluated, tmp_path / "compared", "synthetic")
     cells = next(line for line in table.splitlines() if line.startswith("| rope | 3 "))
-    assert f"| {100 * twice:.1f} ±" in cells and cells.count(" (n = 2) |") == 3
+    assert f"| {100 * twice:.1f} ±" in cells and cells.count(" (n = 2) |") == 4
 
 
 def test_predictions_are_tested_by_the_lengths_of_all_runs():

@@ -19,6 +19,7 @@ SOURCES = {
     "passkey": [Passkeys(64), Passkeys(128, 2, 2)],
     "synthetic": [Synthetic(name, task.shortest, task.trained) for name, task in TASKS.items()],
 }
+SOURCES["association"] = [SOURCES["synthetic"].pop()]
 TOKENIZER = character_tokenizer()
 each_source = pytest.mark.parametrize(
     "source", [Problems(), Passkeys(90, keys=2), Synthetic("copy", 1, 9)], ids=type
@@ -48,6 +49,7 @@ def questions(source):
         ("addition", ("bb9f0c8ac2169bd8", "7952773cbcd78de3", "6bbca64826ca5fae")),
         ("passkey", ("9bc07a8f53535a44", "07052a8a86fad7de", "07473c9f58827cc9")),
         ("synthetic", ("299d6065630c877a", "4816cff88a38a1e9", "9353f069183ed2cc")),
+        ("association", ("23740f87904feebd", "dd43bc3d32b33884", "5b73f7e03534e361")),
     ],
 )
 def test_streams_never_change(name, expected):
@@ -139,13 +141,22 @@ def test_a_sixteenth_of_a_cell_is_held_out():
     assert {prompt for prompt in others if len(prompt) == len("21+43=")} < held_out
 
 
-@pytest.mark.parametrize("source", SOURCES["synthetic"], ids=TASKS)
+@pytest.mark.parametrize("source", SOURCES["synthetic"] + SOURCES["association"], ids=TASKS)
 def test_what_is_evaluated_is_never_trained_on(source):
     for seed in (0, 1):
         for stream in (TRAINING, HELD_OUT, EVALUATION):
             tokens, _ = source.draw(seed, stream, np.arange(300), source.max_length)
             places = np.arange(tokens.shape[1])
             assert (is_held_out(tokens, places) == (stream != TRAINING)).all()
+
+
+def test_an_association_is_not_asked_for_in_words_of_its_text():
+    tokens, _ = SOURCES["association"][0].draw(0, EVALUATION, np.arange(300), 40)
+    for *text, _, region, first, second in (tokens - problems.SYMBOL).tolist():
+        places = [n for n, word in enumerate(text) if word >= 0]
+        assert region not in text and max(text) < 64 and len(places) == 4
+        (place,) = (n for n in places if text[n] % 16 == region - 64)
+        assert text[place + 1 : place + 3] == [first, second]
 
 
 def test_the_synthetic_examples_are_right():

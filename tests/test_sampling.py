@@ -10,21 +10,20 @@ from tape import TapeForCausalLM
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
-def record_states(model):
-    """The coordinates of every forward pass, as the encoding got them."""
-    seen = []
+def drawn(position, tokens, count):
+    """The coordinates of a forward pass in evaluation, then of `count` in training."""
+    model, seen = make_model(position), []
     model.model.position.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    for n in range(1 + count):
+        model.train(n > 0)(tokens)
+    assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
     return seen
 
 
 def test_randpe_draws_anew_in_training_and_once_for_the_whole_batch():
-    model = make_model("randpe").train()
-    seen = record_states(model)
-    for _ in range(60):
-        model(random_tokens(4, 12))
-    draws = [positions.query for positions in seen]
+    draws = [positions.query for positions in drawn("randpe", random_tokens(4, 12), 60)[1:]]
     assert all(draw.shape == (1, 12) and (draw.diff() > 0).all() for draw in draws)
-    assert not torch.equal(draws[0], draws[1]) and torch.equal(seen[0].key, seen[0].query)
+    assert not torch.equal(draws[0], draws[1])
     assert set(torch.cat(draws, dim=1)[0].tolist()) == set(range(4 * TRAIN_LENGTH))
 
 
@@ -36,13 +35,10 @@ def test_randpe_refuses_what_it_was_not_drawn_for():
         model(too_long)  # the context left nothing behind
     with pytest.raises(ValueError, match="training input of 65 tokens"):
         model.train()(random_tokens(1, 65))
-    with (
-        pytest.raises(ValueError, match=r"eval_length=65 must lie in 1\.\.64"),
-        model.evaluation_length(65),
-    ):
-        pass
+    with pytest.raises(ValueError, match=r"eval_length=65 must lie in 1\.\.64"):
+        model.evaluation_length(65).__enter__()
     for given in ({"eval_length": 100, "length": 50}, {"eval_length": 0}):
-        with pytest.raises(ValueError, match=r"eval_length=\d+ must lie in 1\.\."):
+        with pytest.raises(ValueError, match=r"eval_length=\d+ must (lie|be an integer) in 1\.\."):
             make_config({"name": "randpe", **given})
     with pytest.raises(ValueError, match=r"randpe.*sampler='shift'.*'subset'"):
         make_config({"name": "randpe", "sampler": "shift"})
@@ -78,17 +74,29 @@ def test_a_cache_belongs_to_one_draw():
 
 
 def test_shift_moves_the_origin_in_training_only():
-    model, tokens = make_model("tape_shift"), random_tokens(3, 8)
-    seen = record_states(model)
-    model(tokens)
-    model.train()
-    for _ in range(200):
-        model(tokens)
+    seen = drawn("tape_shift", random_tokens(3, 8), 200)
     origins = [int(positions.query[0, 0]) for positions in seen]
     assert origins[0] == min(origins) == 0 and max(origins) <= 2 * TRAIN_LENGTH
     assert len({*origins}) > 20
     assert all(torch.equal(p.query - p.query[:, :1], torch.arange(8)[None]) for p in seen)
-    assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_pose_skips_between_chunks_in_training_only(chunks):
+    """All places of a boundary and all skips up to the limit are drawn."""
+    pose = {"name": "rope", "sampler": {"name": "pose", "length": 16, "chunks": chunks}}
+    evaluated, *seen = drawn(pose, random_tokens(3, 8), 400)
+    assert evaluated.query.tolist() == [[*range(8)]] and {p.extent for p in seen} == {16}
+    skips = torch.cat([p.query for p in seen]) - evaluated.query
+    assert (skips[:, 0] == 0).all() and (skips.diff() >= 0).all()
+    assert {*skips[:, -1].tolist()} == {*range(9)}  # 16 - 8
+    assert {*skips.diff().count_nonzero(1).tolist()} == {*range(chunks)}
+    assert (skips.diff() > 0).any(0).all()  # at every place
+    drawn(pose, random_tokens(1, 1), 1)
+    with pytest.raises(ValueError, match=r"training input of 17 tokens .* length=16; raise"):
+        drawn(pose, random_tokens(1, 17), 1)
+    with pytest.raises(ValueError, match=r"sampler pose: chunks=1 must be an integer in 2\.\."):
+        make_config({"name": "rope", "sampler": {"name": "pose", "chunks": 1}})
 
 
 def test_samplers_are_saved_with_their_numbers(tmp_path):

@@ -24,9 +24,8 @@ def test_windows_of_a_thousand_tokens():
         assert windows == expected[name]
         cells = ", ".join(f"{w.first} to {w.stop - 1}" for w in windows)
         scored = sum(w.stop - w.first for w in windows)
-        assert re.search(
-            rf"^\| `{name}` \| .* \| {cells} \| {scored:,} \|$", PAGE.read_text(), re.MULTILINE
-        )
+        row = rf"^\| `{name}` \| .* \| {cells} \| {scored:,} \|$"
+        assert re.search(row, PAGE.read_text(), re.MULTILINE)
     assert windows_of("sliding", 1000, 256, 100)[-2:] == [(700, 856, 956), (800, 956, 1000)]
     assert windows_of("disjoint", 1000, 256, 256) == [(0, 1, 256), (256, 257, 512), (512, 513, 768)]
     assert len(windows_of("paper", 1000, 256, 256)) == len(range(0, 1000 - 256, 256)) == 3

@@ -18,12 +18,13 @@ import pandas as pd
 
 from tape.evaluation.journal import join
 from tape.evaluation.questions import Answer, Batch
-from tape.evaluation.tables import read_table, write_rows
+from tape.evaluation.tables import median_length, read_table, write_rows
 from tape.evaluation.view import Asked, Evaluation, View, select
 from tape.files import read_object, reading, write_text
-from tape.statistics import wilson
+from tape.statistics import weighted_mean, wilson
 
 SUMMARY = "summary.json"
+EFFECTIVE = 0.85  # of the accuracy at the shortest length
 
 
 class Measure(NamedTuple):
@@ -44,8 +45,8 @@ class Accuracy:
     counts: tuple[str, ...]  # of a cell, in journals
     measures: dict[str, Measure]  # `accuracy`, and others
     view: View
-    listing: str  # name of a list of accuracies in the summary
-    listed: Callable[[pd.DataFrame], pd.Series]  # the condition that it is over; NaN: left out
+    listing: str = "lengths"  # name of a list of accuracies in the summary
+    listed: Callable[[pd.DataFrame], pd.Series] = lambda rows: rows["length"]  # NaN: left out
     line: str = ""  # format of that condition in `describe`; empty to leave the list out
 
     @property
@@ -139,6 +140,9 @@ class Accuracy:
             )
             if each.get("found", each["accuracy"]) != each["accuracy"]:
                 lines[-1] += f", {each['found']:.3f} of the values"
+        if "length" in self.cell:
+            of, longest = effective_length(evaluation.rows), evaluation.rows["length"].max()
+            lines.append(f"effective length: {median_length([of], longest)}")
         return "\n".join(lines)
 
 
@@ -146,6 +150,15 @@ def ratio(rows: pd.DataFrame, measure: str = "accuracy") -> float:
     """Returns a measure over several rows together."""
     count, n = _counts(rows, measure)
     return float(count / n)
+
+
+def effective_length(rows: pd.DataFrame) -> float:
+    """Returns the largest length at which a run has at least 85 % of its accuracy at the shortest;
+    0 if it has none there. After NoLiMa (arXiv 2502.05167), which takes the best of three short
+    lengths for each question."""
+    at = weighted_mean(select(rows, "accuracy"), ["length"])
+    base = at[at.index.min()]
+    return at.index[at >= EFFECTIVE * base - 1e-9].max() * (base > 0)  # but for rounding
 
 
 def share(rows: pd.DataFrame) -> dict[str, float] | None:

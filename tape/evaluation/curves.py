@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tape.data.ngrams import ORDERS
-from tape.evaluation.figures import curve, log_axes, write_figure
+from tape.evaluation.figures import draw_panel, write_figure
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
 from tape.evaluation.view import (
@@ -42,6 +42,7 @@ MIN_WINDOWS = 100
 
 LEAST_SPAN = 0.05  # of an axis of values, as a share of them
 LOSS, BEFORE = "loss (nats per token)", "tokens before it"
+LABELS = "window (tokens)", "perplexity"
 # Losses of n-gram models, from the reports of runs: of the same text, but of other tokens.
 NGRAMS = tuple(f"{name} loss" for name in ORDERS)
 
@@ -160,12 +161,10 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
         lengths = lengths[found["length"] == found.groupby("row")["length"].transform("max")]
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    curve(_by_length(found), "length", axes=left)
-    curve(by_middle(found.assign(row=lengths, run=lengths)), "position", axes=right)
-    left.set(xlabel="window (tokens)", ylabel="perplexity")
-    right.set(xlabel=f"{BEFORE} in the window", ylabel=LOSS)
+    draw_panel(left, Panel(_by_length, "length", LABELS, "x"), _by_length(found))
+    bins = by_middle(found.assign(row=lengths, run=lengths))
+    draw_panel(right, Panel(by_middle, "position", (f"{BEFORE} in the window", LOSS), "x"), bins)
     for axes, title in ((left, None), (right, "window")):
-        log_axes(axes, "x")
         axes.legend(title=title)
         low, high = axes.get_ylim()
         if high - low < LEAST_SPAN * high:  # or a change of nothing looks steep
@@ -225,7 +224,7 @@ VIEW = View(
     measure="loss",
     panels=(
         Panel(partial(select, measure="validation loss"), "step", ("steps", f"validation {LOSS}")),
-        Panel(_by_length, "length", ("window (tokens)", "perplexity"), log="xy"),
+        Panel(_by_length, "length", LABELS, "xy"),
         Panel(
             by_middle, "position", (f"{BEFORE} in the longest windows", LOSS), "x", levels=NGRAMS
         ),

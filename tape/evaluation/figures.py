@@ -18,14 +18,13 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from tape.evaluation.view import Asked, HeatMap, select
+from tape.evaluation.view import Asked, HeatMap, Limits, Panel, select
 from tape.files import write_bytes
 from tape.statistics import table, weighted_mean
 
 PER_ROW = 4  # heat maps side by side
 SIDE = 3.6  # inches of a heat map
 LABELS = 12  # ticks of an axis, at most
-Limits = tuple[float | None, float | None]
 
 
 def write_figure(figure: Figure, target: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
@@ -77,6 +76,24 @@ def log_axes(axes: Axes, log: str) -> None:
             axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
             axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:,g}")
+
+
+def draw_panel(
+    axes: Axes,
+    panel: Panel,
+    rows: pd.DataFrame,
+    trained: int | None = None,
+    styles: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
+    """Draws the curves of a panel; a red line marks the end of the `trained` length."""
+    curve(rows, panel.x, axes=axes, styles=styles)
+    if trained is not None:
+        axes.axvline(trained, color="tab:red", linestyle=":", label="trained up to here")
+    log_axes(axes, panel.log)
+    if panel.share:
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlim(left=0)
+    axes.set(xlabel=panel.labels[0], ylabel=panel.labels[1])
 
 
 def side_by_side(number: int, wide: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:

@@ -7,7 +7,7 @@ import fcntl
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median_low
 from typing import Any
 
 import pandas as pd
@@ -32,6 +32,14 @@ def over_seeds(values: Sequence[float], digits: int) -> str:
         return "-"
     spread = f" ± {student(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):z.{digits}f}{spread}"
+
+
+def median_length(lengths: Sequence[float], longest: float) -> str:
+    """Formats the lower median of one effective length per run, "-" if that is 0 or of none; the
+    longest length is a lower bound."""
+    middle = median_low(lengths or [0])
+    shown = f"{middle:,.0f}" if middle else "-"
+    return f">= {shown}" if middle == longest else shown
 
 
 def write_rows(path: Path, rows: pd.DataFrame, whole: Sequence[str] = ()) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 from tape.evaluation.scoring import exp
 
 Asked = dict[str, Any]
+Limits = tuple[float | None, float | None]
 Where = Callable[[pd.DataFrame], pd.Series]  # whether each row is taken
 
 
@@ -54,6 +55,7 @@ class Column(NamedTuple):
     where: Where | None = None  # None: all rows of the measure
     compared: str = ""  # name in the table of differences (unscaled) to a baseline, if it is there
     cost: bool = False  # rather than a result
+    effective: bool = False  # the median effective length of runs instead (tables.py)
 
     def of(self, rows: pd.DataFrame) -> pd.DataFrame:
         return select(rows, self.measure, self.where)
@@ -73,12 +75,13 @@ class Panel(NamedTuple):
 
 class HeatMap(NamedTuple):
     """Accuracy over two conditions, ascending `down` and `across`. `trained` gives the last trained
-    value of each from the settings of an evaluation; None if training did not limit it."""
+    value of each from the settings of an evaluation; None if training did not limit it, by default
+    only `across`."""
 
     down: str
     across: str
     labels: tuple[str, str]
-    trained: Callable[[Asked], tuple[float | None, float | None]]
+    trained: Callable[[Asked], Limits] = lambda asked: (None, asked["trained"])
 
     def within(self, asked: Asked, rows: pd.DataFrame) -> pd.Series:
         """Returns whether each row is of trained conditions."""

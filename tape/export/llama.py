@@ -14,8 +14,8 @@ from tape.positions.rotary import RotaryLayer
 
 ALLOWED = (
     "allowed: rope with any theta and scaling but partial and clipped, yarn, and tape with "
-    "attention=false and feed_forward=false, each with the sampler 'index' or 'shift', without a "
-    "window, recurrences and options of attention; or --format tape"
+    "attention=false and feed_forward=false, each without the sampler 'subset', a window, "
+    "recurrences and options of attention; or --format tape"
 )
 # Options of attention that a Llama does not have.
 OPTIONS = ("qk_norm", "attention_sink", "query_temperature", "scalable_softmax", "gated_attention")

@@ -7,9 +7,9 @@ pass, so relative distances are consistent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,47 +21,50 @@ from tape.validation import check_arguments, check_integer, look_up
 # Coordinates of queries and keys, and their extent: the number that all are below, None if it is
 # not known without reading them.
 Draw = tuple[Tensor, Tensor, int | None]
+TRAINED = """\
+a training input of {tokens} tokens needs as many distinct positions, more than length={most}; \
+raise `length` or shorten the input"""
+EVALUATED = """\
+the input has {tokens} tokens but positions were drawn for eval_length={most}; raise it (up to \
+`length`) in the configuration, or temporarily with `with model.evaluation_length(n):`"""
+
+
+class Argument(NamedTuple):
+    """An integer in least..most; by default `value`, or `times` the training length."""
+
+    value: int = 0
+    times: int = 0
+    least: int = 1
+    most: int = 2**31 - 1
 
 
 class IndexSampler:
     """Coordinates equal indices."""
 
-    arguments: ClassVar[tuple[str, ...]] = ()
+    arguments: ClassVar[dict[str, Argument]] = {}
     consecutive: ClassVar[bool] = True  # neighbouring tokens are one apart
     random: ClassVar[bool] = False  # in training each forward pass has coordinates of its own
     max_positions: int | None = None  # the maximum number of tokens with coordinates
     draw: tuple[int, ...] | None = None  # identifies the draw of an evaluation
 
-    @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        return arguments
-
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         """Returns the coordinates of queries (B|1, T) and keys (B|1, S) with these indices."""
         return query, key, extent
 
-    @contextmanager
-    def evaluation_length(self, length: int) -> Iterator[None]:
+    def evaluation_length(self, length: int) -> AbstractContextManager[None]:
         """Evaluates inputs of up to `length` tokens; most samplers ignore it."""
-        yield
+        return nullcontext()
 
 
 class ShiftSampler(IndexSampler):
-    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates, by
-    default twice the training length as in TAPE's recipe (arXiv 2501.00712)."""
+    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates, as in
+    TAPE's recipe (arXiv 2501.00712)."""
 
-    arguments = ("maximum",)
+    arguments: ClassVar = {"maximum": Argument(times=2, least=0)}
     random = True
 
     def __init__(self, maximum: int):
         self.maximum = maximum
-
-    @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        maximum = arguments.get("maximum")
-        maximum = 2 * config.max_position_embeddings if maximum is None else maximum
-        check_integer("sampler shift: maximum", maximum, least=0, most=2**31 - 1)
-        return {"maximum": maximum}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if not training:
@@ -79,10 +82,15 @@ class SubsetSampler(IndexSampler):
     keep their prefix, so cached decoding equals the full forward pass.
     """
 
-    arguments = ("length", "eval_length", "seed")
+    arguments: ClassVar = {
+        "length": Argument(times=4),
+        "eval_length": Argument(times=1),
+        "seed": Argument(least=-(2**63), most=2**63 - 1),
+    }
     consecutive, random = False, True
 
     def __init__(self, length: int, eval_length: int, seed: int):
+        self._check(eval_length, length)
         self.length, self.eval_length, self.seed = length, eval_length, seed
         self.max_positions = length
 
@@ -90,19 +98,9 @@ class SubsetSampler(IndexSampler):
     def draw(self) -> tuple[int, ...]:
         return self.length, self.eval_length, self.seed
 
-    @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        trained = config.max_position_embeddings
-        settled = {"length": 4 * trained, "eval_length": trained, "seed": 0}
-        settled |= {name: value for name, value in arguments.items() if value is not None}
-        for name, value in settled.items():
-            check_integer(f"random subset positions: {name}", value, least=-(2**63))
-        cls._check(settled["eval_length"], settled["length"])
-        return settled
-
     @staticmethod
     def _check(eval_length: int, length: int) -> None:
-        if not 0 < eval_length <= length:
+        if eval_length > length:
             raise ValueError(
                 f"random subset positions: eval_length={eval_length} must lie in 1..{length}, the "
                 f"range that coordinates are drawn from; longer inputs need a model trained with a "
@@ -111,38 +109,13 @@ class SubsetSampler(IndexSampler):
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
         if training:
-            draw = self._random_subset(query, key, extent)
+            tokens = _needed(query, extent, self.length, TRAINED)
+            draw = torch.randperm(self.length, device=query.device)[:tokens].sort().values
         else:
+            _needed(query, extent, self.eval_length, EVALUATED)
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
-            tokens = self._least(query, extent)
-            if tokens > self.eval_length:
-                raise ValueError(
-                    f"the input has {tokens} tokens but positions were drawn for "
-                    f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
-                    "configuration, or temporarily with `with model.evaluation_length(n):`"
-                )
         # Empty slots of a static cache are masked, so any coordinate is valid.
         return draw[query], draw[key.clamp(max=len(draw) - 1)], self.length
-
-    def _least(self, query: Tensor, extent: int | None) -> int:
-        """Returns how many coordinates the indices need, as far as it is known without waiting for
-        a GPU in decoding; the draw is indexed with larger ones, which raises an error there."""
-        new = query.shape[-1]
-        if torch.compiler.is_compiling() or (query.is_cuda and new == 1):
-            return new
-        known = extent is not None and extent <= self.eval_length
-        return extent if known else int(query.max()) + 1
-
-    def _random_subset(self, query: Tensor, key: Tensor, extent: int | None) -> Tensor:
-        tokens = key.shape[-1]
-        if extent is None and not torch.compiler.is_compiling():
-            tokens = max(tokens, int(query.max()) + 1)
-        if tokens > self.length:
-            raise ValueError(
-                f"a training input of {tokens} tokens needs as many distinct positions, more than "
-                f"length={self.length}; raise `length` or shorten the input"
-            )
-        return torch.randperm(self.length, device=query.device)[:tokens].sort().values
 
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
@@ -153,6 +126,48 @@ class SubsetSampler(IndexSampler):
             yield
         finally:
             self.eval_length = before
+
+
+class PoSESampler(IndexSampler):
+    """Positional skip-wise training (Zhu et al. 2023, arXiv 2309.10400) on T tokens for `length`.
+
+    Training splits the tokens into `chunks` at random places. The first chunk begins at 0, and the
+    i-th is moved by a skip u_i, uniform in u_(i-1)..length - T, so positions increase and stay
+    below `length`. Evaluation uses the indices. In the paper every example has its own draw, and in
+    the authors' code the text skips as well, and the first of two chunks has at most half of it.
+    """
+
+    arguments: ClassVar = {"length": Argument(times=4), "chunks": Argument(2, least=2)}
+    consecutive, random = False, True
+
+    def __init__(self, length: int, chunks: int):
+        self.length, self.chunks = length, chunks
+
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
+        if not training:
+            return query, key, extent
+        tokens = _needed(query, extent, self.length, TRAINED)
+        later = self.chunks - 1
+        starts = torch.randint(1, max(tokens, 2), (later,), device=query.device).sort().values
+        skips = [torch.zeros_like(starts[0])]
+        for share in torch.rand(later, dtype=torch.float64, device=query.device):
+            choices = self.length - tokens - skips[-1] + 1
+            skips.append(skips[-1] + (share * choices).long())
+        skip = torch.stack(skips)
+        query, key = (x + skip[torch.bucketize(x, starts, right=True)] for x in (query, key))
+        return query, key, self.length
+
+
+def _needed(query: Tensor, extent: int | None, most: int, refusal: str) -> int:
+    """Returns how many coordinates the indices need, as far as it is known without waiting for a
+    GPU in decoding; a draw is indexed with larger ones, which raises an error there. Raises a
+    ValueError for more than `most`."""
+    tokens = query.shape[-1]
+    if not torch.compiler.is_compiling() and not (query.is_cuda and tokens == 1):
+        tokens = extent if extent is not None and extent <= most else int(query.max()) + 1
+    if tokens > most:
+        raise ValueError(refusal.format(tokens=tokens, most=most))
+    return tokens
 
 
 @torch.compiler.assume_constant_result  # graphs contain the draw, not its generator
@@ -171,6 +186,7 @@ SAMPLERS: dict[str, type[IndexSampler]] = {
     "index": IndexSampler,
     "shift": ShiftSampler,
     "subset": SubsetSampler,
+    "pose": PoSESampler,
 }
 
 
@@ -180,7 +196,14 @@ def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[s
     name = arguments.pop("name", None)
     cls = look_up("sampler", name, SAMPLERS)
     check_arguments(f"sampler '{name}'", arguments, cls.arguments)
-    return {"name": name, **cls.configure(config, arguments)}
+    trained, settled = config.max_position_embeddings, {}
+    for argument, (value, times, *bounds) in cls.arguments.items():
+        if (given := arguments.get(argument)) is None:
+            given = value + times * trained
+        check_integer(f"sampler {name}: {argument}", given, *bounds)
+        settled[argument] = given
+    cls(**settled)  # refuses arguments that do not go together
+    return {"name": name, **settled}
 
 
 def build(sampler: dict[str, Any]) -> IndexSampler:

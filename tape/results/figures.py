@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tape.evaluation.figures import curve, heat_map, log_axes, write_figure
+from tape.evaluation.figures import draw_panel, heat_map, write_figure
 from tape.evaluation.view import select
 from tape.results.rows import BASE, Comparison
 from tape.results.runs import view_of
@@ -28,19 +28,12 @@ def curves(found: Comparison) -> Figure | None:
     figure = Figure(figsize=(4.6 * len(panels) + 1.8, 4.3), layout="constrained")
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (kind, panel, rows) in zip(every, panels, strict=True):
-        curve(rows, panel.x, axes=axes, styles=styles)
+        trained = None if panel.x == "step" else _trained(found, kind)
+        draw_panel(axes, panel, rows, trained, styles)
         for style, measure in zip((":", "-.", "--"), panel.levels, strict=False):
             if len(level := select(found.rows[kind], measure)):
                 look = {"color": "gray", "linestyle": style, "linewidth": 1}
                 axes.axhline(level["value"].mean(), label=measure.removesuffix(" loss"), **look)
-        if panel.x != "step":
-            red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
-            axes.axvline(_trained(found, kind), **red)
-        log_axes(axes, panel.log)
-        if panel.share:
-            axes.set_ylim(-0.03, 1.03)
-            axes.set_xlim(left=0)
-        axes.set(xlabel=panel.labels[0], ylabel=panel.labels[1])
     handles = {line.get_label(): line for axes in figure.axes for line in axes.lines}
     figure.legend(handles=list(handles.values()), loc="outside right upper")
     return figure

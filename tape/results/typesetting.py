@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from tape.evaluation.accuracy import effective_length
 from tape.evaluation.curves import MIN_WINDOWS, context_gain
-from tape.evaluation.tables import markdown_table, over_seeds
+from tape.evaluation.tables import markdown_table, median_length, over_seeds
 from tape.evaluation.view import Column
 from tape.results.rows import RATE, Comparison, kind_of
 from tape.results.runs import missing_note, view_of
@@ -17,6 +18,9 @@ NOTE = "Mean and 95 % interval (Student) over seeds."
 FEWER = """\
 (n = ...): the mean of fewer runs than the row has; the others have no value, as they did not reach
 the criterion of their training."""
+EFFECTIVE = """\
+Effective length: the largest with at least 85 % of the accuracy at the shortest, however low that
+is; >= if it is the longest. Median over seeds, of two in the middle the smaller."""
 COMPARED = """\
 Δ is the difference to {}, mean and 95 % interval of the pairs of runs with the same seed; p is that
 of the t-test of the pairs, corrected for the number of rows (Holm), the exact p that of flipping
@@ -53,12 +57,17 @@ def _results(found: Comparison, kind: str, columns: Sequence[Column]) -> Cells:
     groups, rows = found.groups[kind], found.rows[kind]
     lines = {label: [label, str(len(groups[label]))] for label in rows["row"].unique()}
     for column in columns:
-        by_seed = per_seed(column.of(rows)).map(column.scale.of).groupby(level="row")
-        values = {label: [*each] for label, each in by_seed}
+        taken = column.of(rows)
         for label, line in lines.items():
-            each = values.get(label, [])
+            own = taken[taken["row"] == label]
+            if column.effective:
+                each = [effective_length(run) for _, run in own.groupby("seed")]
+                shown = median_length(each, taken["length"].max())
+            else:
+                each = [*per_seed(own).map(column.scale.of)]
+                shown = over_seeds(each, column.scale.digits)
             note = f" (n = {len(each)})" if 0 < len(each) < len(groups[label]) else ""
-            line.append(over_seeds(each, column.scale.digits) + note)
+            line.append(shown + note)
     return [[kind_of(found.runs), "n", *(column.title for column in columns)], *lines.values()]
 
 
@@ -77,6 +86,8 @@ def markdown(found: Comparison, baseline: str | None = None) -> str:
     if baseline is not None:
         note = COMPARED if "Δ" in tables[-1][0] else NOT_COMPARED
         notes += "\n" + note.format(baseline)
+    if any("effective length" in cells[0] for cells in tables):
+        notes += "\n" + EFFECTIVE
     if any("(n = " in cell for cells in tables for line in cells for cell in line):
         notes += "\n" + FEWER
     if _lacks_gain(found):

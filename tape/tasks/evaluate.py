@@ -14,12 +14,13 @@ from functools import partial
 from pkgutil import resolve_name
 
 import transformers
+from matplotlib.figure import Figure
 
 from tape import parsers
 from tape.analysis.state import load
 from tape.command import expected_errors
 from tape.evaluation.extension import extended, extension
-from tape.evaluation.figures import heat_map, write_figure
+from tape.evaluation.figures import draw_panel, heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
 from tape.evaluation.view import Evaluation
 from tape.model.checkpoint import identified
@@ -77,10 +78,14 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         log.info("shard %s is done; %s", shard, missing)
         return None
     run = results.parent.resolve().name
-    view, asked = task.results.view.heatmap, {run: evaluation.asked}
-    if (figure := heat_map(view, evaluation.rows.assign(row=run), asked)) is not None:
+    view, rows = task.results.view, evaluation.rows.assign(row=run, run=run, seed=0)
+    if (figure := heat_map(view.heatmap, rows, {run: evaluation.asked})) is not None:
         write_figure(figure, results / "heatmap")
-    task.draw(results, run, evaluation)
+    for panel in view.panels:  # at most one
+        axes = Figure(layout="constrained").subplots()
+        draw_panel(axes, panel, panel.of(rows), evaluation.asked["trained"])
+        axes.legend()
+        write_figure(axes.figure, results / "lengths")
     pictures = ", ".join(path.name for path in sorted(results.glob("*.png")))
     table = task.results.describe(evaluation)
     log.info("%s\nresults are in %s%s", table, results, pictures and f", with {pictures}")

@@ -23,7 +23,6 @@ from tape.data.tokenizer import END, PADDING
 from tape.evaluation.accuracy import Accuracy
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.tables import markdown_table
-from tape.evaluation.view import Evaluation
 from tape.files import read_object, reading, write_text
 from tape.hashing import splitmix64
 from tape.model.modeling import TapeForCausalLM
@@ -222,7 +221,3 @@ class GeneratedTask(Task):
     ) -> tuple[Questions, str]:
         """Returns what a command asks of the model in a folder, and the name of the results."""
         raise NotImplementedError
-
-    @staticmethod
-    def draw(folder: Path, name: str, evaluation: Evaluation) -> None:
-        """Writes pictures of results besides the heat map."""

@@ -17,9 +17,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.accuracy import Accuracy, Measure
-from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.questions import Answer, Question, Questions
-from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.passkey.sequences import (
     BENCHMARK,
@@ -39,17 +38,12 @@ LENGTHS = 8  # default number of lengths, for models trained on plain prompts mu
 SAMPLE = 100  # units of garbage in a prompt that tests the tokenizer
 ROOM = 4  # tokens of an answer besides its numbers: words before them, or EOS
 
-HEAT = HeatMap(
-    down="depth",
-    across="length",
-    labels=("depth of the key", "tokens of the prompt"),
-    trained=lambda asked: (None, asked["trained"]),
-)
+HEAT = HeatMap("depth", "length", labels=("depth of the key", "tokens of the prompt"))
 
 
 def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     """Accuracy up to the trained length and at multiples of it; at every length if runs were
-    trained on different lengths, as bases and their extensions are."""
+    trained on different lengths, as bases and their extensions are; the effective length."""
     lengths = sorted({*rows["length"].dropna().astype(int)})
     trained = {each["trained"] for each in asked}
 
@@ -58,13 +52,14 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         return Column(title, "accuracy", PERCENT, where, compared)
 
     if len(trained) > 1:
-        last = lengths[-1]
-        return [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
-    (end,) = trained
-    title = f"up to {end:,} tokens, %"
-    within = Column(title, "accuracy", PERCENT, lambda rows: rows["length"] <= end)
-    beyond = {n * end: f"{n * end:,} ({n}x)" for n in TIMES[1:] if n * end in lengths}
-    return [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
+        shown = [at(n, f"keys {n:,}, %", f"{n:,}" if n == lengths[-1] else "") for n in lengths]
+    else:
+        (end,) = trained
+        title = f"up to {end:,} tokens, %"
+        within = Column(title, "accuracy", PERCENT, lambda rows: rows["length"] <= end)
+        beyond = {n * end: f"{n * end:,} ({n}x)" for n in TIMES[1:] if n * end in lengths}
+        shown = [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
+    return [*shown, Column("effective length", "accuracy", WHOLE, effective=True)]
 
 
 CURVE = Panel(
@@ -88,8 +83,6 @@ PASSKEY = Accuracy(
         "tokens": Measure("tokens", "prompts", unit="tokens"),
     },
     view=VIEW,
-    listing="lengths",
-    listed=lambda rows: rows["length"],
     line="{length} tokens",
 )
 read_evaluation = PASSKEY.read
@@ -195,19 +188,6 @@ class PasskeyTask(GeneratedTask):
         return [
             PasskeyQuestions(n, n, samples, 5, 0, of.keys, of.values, plain=True) for n in lengths
         ]
-
-    @staticmethod
-    def draw(folder, name, evaluation):
-        """Writes lengths.png, .svg: accuracy by length."""
-        rows = select(evaluation.rows, "accuracy").assign(row=name, seed=0)
-        figure = curve(rows, "length")
-        (axes,) = figure.axes
-        red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
-        axes.axvline(evaluation.asked["trained"], **red)
-        axes.set(xlabel=HEAT.labels[1], ylabel="accuracy", ylim=(-0.03, 1.03), title=name)
-        axes.set_xlim(left=0)
-        axes.legend()
-        write_figure(figure, folder / "lengths")
 
     @staticmethod
     def asked(given, folder, model):

@@ -255,6 +255,25 @@ def indirect(draws: Draws, length: int) -> Block:
     return answered(SYMBOL + words, answer, SYMBOL + name, DIGIT + k)
 
 
+def association(draws: Draws, length: int) -> Block:
+    """The two digits after the place that lies in the region after '=', among four places with
+    digits and letters, `length` words in all. In every problem, place s{n} for n in 0..63 lies in
+    region s{64 + n % 16}, so the text and the question have no word in common.
+
+    >>> example("association", 13)
+    ('s60 5 6 s59 7 5 u s5 7 0 s55 3 4 = s69 7 0', '7 0')
+    """
+    regions, chosen = draws.permutation(16)[:, :4], draws.integers(4, 1)
+    places, digits = regions + 16 * draws.integers(4, 4), draws.integers(10, 8).reshape(-1, 4, 2)
+    facts = np.concatenate((SYMBOL + places[..., None], DIGIT + digits), axis=-1)
+    words = LETTER + draws.integers(26, length)
+    starts = np.sort(draws.permutation(length - 8)[:, :4]) + 2 * np.arange(4)
+    at = starts[..., None] + np.arange(3)
+    np.put_along_axis(words, at.reshape(-1, 12), facts.reshape(-1, 12), axis=1)
+    answer = np.take_along_axis(facts, chosen[..., None], axis=1)[:, 0, 1:]
+    return answered(words, answer, SYMBOL + 64 + np.take_along_axis(regions, chosen, axis=1))
+
+
 class Task(NamedTuple):
     make: Callable[[Draws, int], Block]
     bits: float  # lower bound on log2 of the number of problems, for each unit of length
@@ -280,6 +299,7 @@ TASKS: dict[str, Task] = {
     "needle": Task(needle, 4, 5, 128, 1024),
     "induction": Task(induction, 7, 2, 64, 512),
     "indirect": Task(indirect, 7, 10, 32, 256),
+    "association": Task(association, 4, 12, 64, 512),
 }
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
 from tape.evaluation.questions import Answer, Question, Questions
-from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
 from tape.model.loss import IGNORED
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
@@ -56,15 +56,11 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         Column("trained lengths, %", "accuracy", PERCENT, trained),
         Column("twice, %", "accuracy", PERCENT, twice, "twice"),
         Column("all lengths, %", "accuracy", PERCENT, learned),
+        Column("effective length", "accuracy", WHOLE, learned, effective=True),
     ]
 
 
-HEAT = HeatMap(
-    down="reached",
-    across="length",
-    labels=("criterion reached", "length of the problem"),
-    trained=lambda asked: (None, asked["trained"]),
-)
+HEAT = HeatMap("reached", "length", labels=("criterion reached", "length of the problem"))
 CURVE = Panel(
     lambda rows: select(rows, "accuracy", learned), "length", (HEAT.labels[1], "exact match"), "x"
 )
@@ -81,8 +77,6 @@ SYNTHETIC = Accuracy(
     counts=("problems", "right", "asked", "right_tokens"),
     measures={"accuracy": Measure("right", "problems"), "tokens": Measure("right_tokens", "asked")},
     view=VIEW,
-    listing="lengths",
-    listed=lambda rows: rows["length"],
     line="length {length}",
 )
 read_evaluation = SYNTHETIC.read
