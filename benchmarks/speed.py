@@ -1,13 +1,8 @@
 """Times encodings, attention backends and adapters: layers, training steps, decoding.
 
-tape speed                               # layers and decoders, on two cores minutes
-tape speed --case train_step decode --shape base --methods rope tape llama
-tape speed --case adapters decode --shape llama2_7b --methods lora adape rope tape
-
 In a comparison the methods are set up one after the other and called once for their memory and
-attention kernels; then they are timed in rounds of alternating order, so that slow phases of the
-machine affect all of them. Ratios are those to the first method within rounds. Each comparison is
-saved before the next begins: the same command resumes.
+attention kernels; then they are timed in turn (README.md). Each comparison is saved before the next
+begins: the same command resumes.
 """
 
 from __future__ import annotations

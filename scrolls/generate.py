@@ -1,9 +1,4 @@
-"""Generates a model's answers to a task, one per id, by greedy decoding.
-
-tape scrolls-generate model=output/scrolls/quality/adape task=quality output=adape.json
-tape scrolls-generate ... shard=1/4       # and 2/4, 3/4, 4/4: the last one writes the output
-tape evaluate output/scrolls/quality/adape --task scrolls      # and scores them
-"""
+"""Generates a model's answers to a task, one per id, by greedy decoding."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Cost of every encoding: arithmetic, parameters and memory, next to the paper's Table 3.
 
-tape cost                                     # the paper's model: seconds
-tape cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --length 4096
-
 torch counts the operations and the memory of a forward pass on fake tensors without data.
 """
 

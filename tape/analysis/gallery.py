@@ -1,8 +1,5 @@
 """Pictures of what every encoding adds to attention scores before training.
 
-tape gallery                                # the result: docs/results/gallery
-tape gallery --encodings rope alibi mine --length 256 --out pictures
-
 One layer with its initial weights reads one token again and again, with unit projections of queries
 and keys: without an encoding, all scores of a query are equal. A picture shows each score minus the
 query's score of itself, which are the differences that softmax sees.

@@ -1,7 +1,5 @@
 """Changes in a model's attention and positions when a text is shifted (the paper's Table 8).
 
-tape stability --model output/rope_local output/adape_local
-
 The text is shifted in two ways, by 3 tokens as in the paper and by more: by BOS tokens in front of
 it, and by position ids that start later. Models that depend on relative positions only do not
 change under the second shift, up to rounding.

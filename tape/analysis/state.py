@@ -1,7 +1,5 @@
 """How TAPE's learned state differs from RoPE's, and what a model loses without it.
 
-tape state --model output/adape_local
-
 * How far the state of each layer is from that of RoPE: its magnitude, and the phase between a query
   and a key, minus what RoPE's would be, by their distance.
 * Attention by distance, up to the longest window.

@@ -1,7 +1,5 @@
 """Figures of a model's attention and positions (the paper's Fig. 7).
 
-tape visualize --model output/rope_local output/adape_local --data local
-
 Runs that differ only in their seed are grouped. Curves are means over windows and seeds; maps show
 the first window of the first seed.
 """

@@ -1,8 +1,4 @@
-"""Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples.
-
-tape lm-eval --model output/llama_adape --tasks mmlu,arc_challenge,arc_easy
-tape lm-eval --model output/llama_lora --tasks ruler_vt --lengths 4096
-"""
+"""Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples."""
 
 from __future__ import annotations
 

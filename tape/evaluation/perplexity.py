@@ -1,9 +1,4 @@
-"""Perplexity of a model on a text, with windows of several lengths.
-
-tape perplexity --model output/adape_local --data local --lengths 512 1024
-tape perplexity --model output/llama_adape --data ../data/proof_pile.bin
-tape perplexity --model output/rope_local --data local --extend self_extend --factor 4
-"""
+"""Perplexity of a model on a text, with windows of several lengths."""
 
 from __future__ import annotations
 

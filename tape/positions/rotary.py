@@ -31,17 +31,15 @@ def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
 
 
 def factors(e: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D)."""
-    cosine, sine = e.unbind(-2)
-    return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
-
-
-def kept_factors(e: Tensor) -> tuple[Tensor, Tensor]:
-    """`factors` without gradients, made once for all layers that have the same state."""
-    if is_compiling():
-        return factors(e)
-    if not hasattr(e, "_tape_factors"):
-        e._tape_factors = factors(e)
+    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D). Without gradients
+    they stay with e, which layers share."""
+    keep = not (torch.is_grad_enabled() or is_compiling())
+    if not keep or not hasattr(e, "_tape_factors"):
+        cosine, sine = e.unbind(-2)
+        found = torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
+        if not keep:
+            return found
+        e._tape_factors = found
     return e._tape_factors
 
 
@@ -92,8 +90,8 @@ class RotaryLayer(LayerPosition):
             per_query = e.repeat_interleave(H // K, dim=1)
         if torch.is_grad_enabled():
             return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e), None
-        of_keys = kept_factors(e)
-        of_queries = of_keys if per_query is e else kept_factors(per_query)
+        of_keys = factors(e)
+        of_queries = of_keys if per_query is e else factors(per_query)
         return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys), None
 
 

@@ -5,10 +5,6 @@
     differences(rows, "rope")         to one row, paired by seed, with tests
     curve(rows, x="length")           lines with bands over seeds
     heat(rows, "depth", "length")     maps side by side
-
-`tape compare` (compare.py) writes these for runs and saved results, which runs.py reads and rows.py
-groups; tape/statistics.py summarizes. The VIEW of each kind of evaluation says what is shown
-(tape/evaluation/view.py).
 """
 
 from tape.evaluation.figures import curve, heat

@@ -1,9 +1,5 @@
 """Compares finished runs over seeds: table, statistics, curves and heat maps.
 
-    tape compare output/encodings_*_[0-9] --baseline rope
-    tape compare docs/results/encodings output/encodings_mine_[0-9] \\
-        --out output/mine
-
 Runs with the same settings but the seed are one row. Results of an earlier comparison (its folder,
 with results.csv and settings.json) count as the runs in it.
 """

@@ -1,8 +1,5 @@
 """Chooses the learning rate of each encoding or method: that of the lowest validation loss.
 
-    tape sweep sweep=rates
-    tape rates output/rates_* --into config/rates/text.yaml
-
 The seeds of these runs are for the choice only; a comparison takes others.
 """
 

@@ -1,9 +1,8 @@
 """The results under some folders on one page: tape report output/ scrolls/ --out report/
 
-Each folder with results has a section: the tables (.md) and pictures (.png) that commands wrote
-there, for a run those of its report, and the command, commit and machine. Unfinished runs
-come first. The page (page.html) needs nothing but itself. Jinja2 and markdown-it escape all values,
-and a policy in its head allows no script.
+Each folder with results has a section: its tables (.md) and pictures (.png), for a run those of its
+report, and the command, commit and machine. Jinja2 and markdown-it escape all values, and a policy
+in the head of the page allows no script.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Accuracy of a model on a generated task, by greedy decoding: tape evaluate RUN --task TASK.
-
-tape evaluate output/add_adape --task addition --max_length 10 --shard 1/4
-tape evaluate output/passkey_tape_0 --task passkey
-tape evaluate output/parity_tape --task synthetic --samples 500
-"""
+"""Accuracy of a model on a generated task, by greedy decoding: tape evaluate RUN --task TASK."""
 
 from __future__ import annotations
 

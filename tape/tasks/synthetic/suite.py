@@ -1,7 +1,4 @@
-"""All encodings on all tasks: one table and one heat map per encoding.
-
-tape suite output/suite_* --out output/compare_suite
-"""
+"""All encodings on all tasks: one table and one heat map per encoding."""
 
 from __future__ import annotations
 
