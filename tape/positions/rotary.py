@@ -31,8 +31,8 @@ def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
 
 
 def factors(e: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D). Without gradients
-    they stay with e, which layers share."""
+    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D). They stay with
+    e, which layers share, unless there are gradients."""
     keep = not (torch.is_grad_enabled() or is_compiling())
     if not keep or not hasattr(e, "_tape_factors"):
         cosine, sine = e.unbind(-2)

@@ -1,10 +1,10 @@
 """Finished runs as rows in one table of pandas, for a notebook: `from tape.results import load`.
 
-    rows = load(["docs/results/addition"])
-    table(rows, by="row")             means and 95 % intervals over seeds
-    differences(rows, "rope")         to one row, paired by seed, with tests
-    curve(rows, x="length")           lines with bands over seeds
-    heat(rows, "depth", "length")     maps side by side
+rows = load(["docs/results/addition"])
+table(rows, by="row")             means and 95 % intervals over seeds
+differences(rows, "rope")         to one row, paired by seed, with tests
+curve(rows, x="length")           lines with bands over seeds
+heat(rows, "depth", "length")     maps side by side
 """
 
 from tape.evaluation.figures import curve, heat
