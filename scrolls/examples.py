@@ -157,19 +157,13 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
     """Returns the tokens of a split, cached on disk. Uses all cores."""
     task, tokenizer = prompts.task, prompts.tokenizer
     source = find(task, split, data_dir, cache)
-    content = (
-        task.name,
-        split,
-        identity(source),
-        prompts.tail_text,
-        tokenizer_fingerprint(tokenizer),
-    )
-    fingerprint = hashlib.sha256(" ".join(content).encode()).hexdigest()[:16]
+    content = f"{task.name} {split} {identity(source)} {prompts.tail_text}"
+    content += f" {tokenizer_fingerprint(tokenizer)}"
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / f"{fingerprint}-{prompts.budget.prompt}"
     tokens = pa.list_(pa.from_numpy_dtype(prompts.dtype))
-    schema = pa.schema(
-        {"id": pa.string(), "prompt": tokens, "answer": tokens, "length": pa.int64()}
-    )
+    columns = {"id": pa.string(), "prompt": tokens, "answer": tokens, "length": pa.int64()}
+    schema = pa.schema(columns)
     table = read_or_discard(folder, partial(_read, schema))
     if table is None:
         title = f"tokenizing {task.name} ({split})"

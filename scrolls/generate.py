@@ -83,14 +83,8 @@ def generate(given: argparse.Namespace) -> None:
         "batches": len(batches),
     }
     log.info("%s: %s questions, shard %s", task.name, f"{len(rows):,}", shard)
-    complete_shard(
-        results,
-        shard,
-        header,
-        batches,
-        answering(folder, model, tokenizer, answers, given.processes),
-        lambda batch, texts: {"answers": texts},
-    )
+    answer = answering(folder, model, tokenizer, answers, given.processes)
+    complete_shard(results, shard, header, batches, answer, lambda batch, texts: {"answers": texts})
     try:
         _, records = join(results)
     except Incomplete:

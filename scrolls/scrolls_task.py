@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from scrolls.examples import BUDGETS, TRAINED_FOR, Examples, Prompts, ScrollsData, tokenize_split
 from scrolls.generate import answers, plan
-from scrolls.metrics import SCORE, averages, example
+from scrolls.metrics import SCORE, results
 from scrolls.tasks import TASKS
 from tape.data import EpochOrder, load_tokenizer
 from tape.files import write_text
@@ -108,15 +108,15 @@ class ScrollsTask(Task):
         for row, id_ in enumerate(examples.ids):
             golds[id_].append(self.tokenizer.decode(examples.tokens("answer", row)).strip())
         rows = examples.questions_spread(self.samples)
-        metric, scores = self.prompts.task.metric, []
+        given: dict[str, str] = {}
         for batch in plan(examples, rows, BATCH * self.prompts.budget.length):
-            given = answers(model, self.tokenizer, batch)
-            scores += [example(metric, text, golds[id_]) for id_, text in given.items()]
-        score = round(averages(metric, scores)[SCORE[metric]], 4)
+            given |= answers(model, self.tokenizer, batch)
+        scores = results(self.prompts.task, [*given.values()], [golds[id_] for id_ in given])
+        metric, score = SCORE[self.prompts.task.metric], scores["scrolls_score"]
         metrics = read_metrics(folder / "metrics.jsonl")
         summary = facts(model, metrics) | trained_for
-        summary |= {"metric": SCORE[metric], "score": score, "questions": len(rows)}
-        found = f"{SCORE[metric]} {score:.2f} on {len(rows)} validation questions, greedily."
+        summary |= {"metric": metric, "score": score, "questions": len(rows)}
+        found = f"{metric} {score:.2f} on {len(rows)} validation questions, greedily."
         more = f"tape scrolls-generate model={folder} task={task} output=answers.json"
         text = f"# {folder.name}\n\n{headline(summary)}\n\n{task}, budget {budget}: {found}\n\n"
         text += f"All of them: {more}\n"

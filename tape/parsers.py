@@ -154,8 +154,7 @@ BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch
 def lm_eval(given: Words = None) -> argparse.Namespace:
     parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
     add = parser.add_argument
-    about = "folder of a model of ours, or a Llama"
-    add("--model", type=model_folder, required=True, help=about)
+    add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
     add("--tasks", type=lambda text: text.split(","), action=Distinct, required=True, help="a,b,c")
     add("--include_path", type=Path, help="a folder with more tasks, yaml files")
     add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
@@ -228,12 +227,8 @@ def of_models(name: str, description: str, windows: int, least: int = 1) -> Pars
     add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
     add_text(parser, default="local")
     add("--out", type=result_folder, default=f"output/{name}", help="a folder")
-    add(
-        "--windows",
-        type=integer(least, 10**6),
-        default=windows,
-        help="number of windows per length",
-    )
+    about = "number of windows per length"
+    add("--windows", type=integer(least, 10**6), default=windows, help=about)
     return parser
 
 
@@ -266,10 +261,8 @@ def state(given: Words = None) -> argparse.Namespace:
 def gallery(given: Words = None) -> argparse.Namespace:
     parser = Parser("gallery", "Pictures of what every encoding adds to scores before training.")
     known = names_in("tape/positions/__init__.py", "ENCODINGS", "ALIASES")
-    # Each layer of a mixture has the encoding of an entry.
-    every = [
-        name for name in names_in("tape/positions/__init__.py", "ENCODINGS") if name != "mixed"
-    ]
+    every = names_in("tape/positions/__init__.py", "ENCODINGS")
+    every.remove("mixed")  # each of its layers has the encoding of an entry
     add, how = parser.add_argument, {"nargs": "+", "metavar": "NAME", "choices": known}
     add("--encodings", default=every, help="names; default: all", **how)
     add("--length", type=integer(4, 4096), default=128, help="tokens (default: 128)")

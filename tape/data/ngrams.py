@@ -44,12 +44,11 @@ class NGrams:
         self.vocabulary = vocabulary
         tokens = blocks.astype(np.int64)
         self.keys: list[np.ndarray] = [np.arange(vocabulary)]  # sorted, of order 1, 2, ...
-        self.counts: list[Counts] = []  # of occurrences
+        contexts, size = np.zeros(vocabulary, np.int64), 1
+        grams = np.bincount(tokens.ravel(), minlength=vocabulary).astype(float)
+        self.counts = [Counts.of(grams, contexts, size)]  # of occurrences
         self.continuations: list[Counts] = []  # of different tokens before the k-gram
         ids = tokens
-        grams = np.bincount(ids.ravel(), minlength=vocabulary).astype(float)
-        contexts, size = np.zeros(vocabulary, np.int64), 1
-        self.counts.append(Counts.of(grams, contexts, size))
         for k in range(2, order + 1):
             longer = ids[:, :-1] * vocabulary + tokens[:, k - 1 :]
             keys, first, inverse, found = np.unique(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def model_card(
     if base is not None:
         head["base_model"] = base
     how = {"trim_blocks": True, "keep_trailing_newline": True, "undefined": StrictUndefined}
+    dump = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
     template = Environment(**how).from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         name=name,
@@ -48,14 +50,10 @@ def model_card(
         config=model.config,
         parameters=model.num_parameters(),
         has_tokenizer=has_tokenizer,
-        head=_yaml(head | {"tags": ["positional-encoding", encoding]}),
+        head=dump(head | {"tags": ["positional-encoding", encoding]}),
         local_base=is_local,
         is_tape=issubclass(ENCODINGS[encoding], Tape),
         definition=inspect.getdoc(ENCODINGS[encoding]).split("\n\n")[0],
-        arguments=_yaml(arguments),
+        arguments=dump(arguments),
         versions=", ".join(f"{package} {version}" for package, version in versions().items()),
     )
-
-
-def _yaml(settings: dict[str, Any]) -> str:
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

@@ -15,6 +15,7 @@ import tape
 
 PACKAGE = tape.__name__
 ROOT = Path(tape.__file__).parent
+OURS = re.compile(rf"(import|from) ({PACKAGE}\b|\.)")  # an import from this package
 NOTICE = "imports rewritten. MIT License, Copyright (c) 2026 The tape authors"
 
 
@@ -53,8 +54,10 @@ def rewrite(source: str, module: str) -> tuple[str, list[str]]:
     """Returns a module's source with flattened imports of this package, and the imported
     modules."""
     lines, imported = source.split("\n"), []
-    ours = [node for node in ast.walk(ast.parse(source)) if _is_ours(node)]
-    for node in sorted(ours, key=lambda node: node.lineno, reverse=True):
+    found = [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Import | ast.ImportFrom)]
+    for node in sorted(found, key=lambda node: node.lineno, reverse=True):
+        if not OURS.match(ast.unparse(node)):
+            continue
         plain = isinstance(node, ast.ImportFrom) and not node.level
         modules = [x for x in node.names if plain and source_of(f"{node.module}.{x.name}")]
         names = [alias for alias in node.names if alias not in modules]
@@ -76,9 +79,3 @@ def rewrite(source: str, module: str) -> tuple[str, list[str]]:
             flat.append(f"from . import {file} as {local}")
         lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + line for line in flat]
     return "\n".join(lines), imported
-
-
-def _is_ours(node: ast.AST) -> bool:
-    """Whether it imports from this package."""
-    is_import = isinstance(node, ast.Import | ast.ImportFrom)
-    return is_import and re.match(rf"(import|from) ({PACKAGE}\b|\.)", ast.unparse(node)) is not None

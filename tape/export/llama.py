@@ -24,9 +24,9 @@ OPTIONS = ("qk_norm", "attention_sink", "query_temperature", "scalable_softmax",
 def require_llama(model: TapeForCausalLM) -> None:
     """Raises a ValueError unless a Llama computes the same function from the same tensors."""
     config, rope = model.config, model.config.rope_parameters
-    is_plain = rope["rope_type"] == "default"
+    name, is_plain = config.position["name"], rope["rope_type"] == "default"
     same = (
-        config.position["name"] in ("rope", "yarn", "tape", "tape_yarn")
+        name in ("rope", "yarn", "tape", "tape_yarn")
         and all(type(layer.context) is RotaryLayer for layer in model.model.layers)
         and model.model.position.sampler.draw is None
         and config.num_recurrences == 1
@@ -36,7 +36,6 @@ def require_llama(model: TapeForCausalLM) -> None:
         and not (is_plain and rope.get("partial_rotary_factor") not in (None, 1))
     )
     if not same:
-        name = config.position["name"]
         raise ValueError(
             f"--format llama with position {name!r}: a Llama computes another function; {ALLOWED}"
         )

@@ -73,10 +73,9 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
 def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     changes = differences(_without(MAY_CHANGE, before), _without(MAY_CHANGE, now))
     if changes:
-        lines = [f"{folder} holds a run with another configuration:"]
-        lines += [f"  {change}" for change in changes]
+        listed = "".join(f"  {change}\n" for change in changes)
         remedy = "give this run its own name=... or output_dir=..., or remove that folder."
-        raise ValueError("\n".join([*lines, remedy]))
+        raise ValueError(f"{folder} holds a run with another configuration:\n{listed}{remedy}")
     # Earlier versions did not record the code.
     if before.get("code") not in (None, now.get("code")) and not now.get("accept_new_code"):
         raise ValueError(
@@ -213,8 +212,7 @@ def _sha256(path: Path, flush: bool = False) -> str:
 def last_complete(folder: Path) -> Path | None:
     """Returns the newest complete checkpoint; logs a warning for each newer one."""
     for checkpoint in reversed(checkpoints(folder)):
-        found = verify_checkpoint(checkpoint)
-        if found is None:
+        if (found := verify_checkpoint(checkpoint)) is None:
             return checkpoint
         log.warning("%s is skipped: %s", checkpoint, found)
     return None

@@ -26,8 +26,7 @@ class MetricsFile(TrainerCallback):
             kept = (row for row in read_metrics(path) if row["step"] <= state.global_step)
             write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        logs = logs or {}
+    def on_log(self, args, state, control, logs, **kwargs):
         if "train_loss" in logs:  # transformers' summary of the steps since the last start
             if state.global_step < state.max_steps:
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -89,23 +89,18 @@ def check_training(arguments: TrainingArguments) -> None:
         remedy = f"start one per GPU with NGPUS={gpus} bash script/train.sh, or select one with "
         raise ValueError(f"one process sees {gpus} GPUs: {remedy}CUDA_VISIBLE_DEVICES=0")
     _check_schedule(arguments)
-    for name, usual, value in _fields_and_defaults(arguments):
-        reasons = (reason for names, reason in FIXED.items() if re.fullmatch(names, name))
-        if value != usual and (reason := next(reasons, None)):
-            value = getattr(value, "value", value)
-            raise ValueError(f"trainer.{name}={value}: {reason}; leave it at its default")
-    if arguments.gradient_checkpointing_kwargs and not arguments.gradient_checkpointing:
-        name = "trainer.gradient_checkpointing"
-        raise ValueError(f"{name}_kwargs has no effect without {name}=true")
-
-
-def _fields_and_defaults(arguments: TrainingArguments) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the name of each field, its default and its value."""
     for owner, prefix in ((arguments, ""), (arguments.accelerator_config, "accelerator_config.")):
         for field in fields(owner):
             made = field.default_factory is not MISSING
             usual = field.default_factory() if made else DEFAULTS.get(field.name, field.default)
-            yield prefix + field.name, usual, getattr(owner, field.name)
+            name, value = prefix + field.name, getattr(owner, field.name)
+            reasons = (reason for names, reason in FIXED.items() if re.fullmatch(names, name))
+            if value != usual and (reason := next(reasons, None)):
+                value = getattr(value, "value", value)
+                raise ValueError(f"trainer.{name}={value}: {reason}; leave it at its default")
+    if arguments.gradient_checkpointing_kwargs and not arguments.gradient_checkpointing:
+        name = "trainer.gradient_checkpointing"
+        raise ValueError(f"{name}_kwargs has no effect without {name}=true")
 
 
 def _check_schedule(arguments: TrainingArguments) -> None:

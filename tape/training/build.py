@@ -68,8 +68,8 @@ def build_model(
     _check_vocabulary(tokenizer, config.vocab_size, "model.vocab_size=")
     for name in OF_TOKENIZER:
         setattr(config, name, getattr(tokenizer, name))
-    encoding = ENCODINGS[config.position["name"]]
-    config.position = encoding.for_tokenizer(config.position, tokenizer)
+    position = config.position
+    config.position = ENCODINGS[position["name"]].for_tokenizer(position, tokenizer)
     return TapeForCausalLM(config)
 
 
@@ -110,8 +110,7 @@ def adapt_model(
     `frozen` (`tape.model.adapters.check_frozen`). Weights that an encoding adds are initialised. A
     ValueError is raised if others are missing, or for a tokenizer that does not fit."""
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
-    before = TapeConfig.from_pretrained(base)
-    changed = config.position != before.position
+    changed = config.position != TapeConfig.from_pretrained(base).position
     dtype = "auto" if frozen == BFLOAT16 else torch.float32  # trained weights are not rounded
     model, left = with_weights(base, config, new_encoding=changed, dtype=dtype)
     check_finite(f"base_model={base}", model)

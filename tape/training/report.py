@@ -118,9 +118,7 @@ def write_report(
 
     found = {n: scores(perplexity(model, validation.tokens, windows[n], n)) for n in windows}
     summary = facts(model, metrics) | {"scored_tokens": len(scored), "scored_bytes": scored_bytes}
-    summary["perplexity"] = [
-        {"length": n, "times": n // length, **each} for n, each in found.items()
-    ]
+    summary["perplexity"] = [{"length": n, "times": n // length, **found[n]} for n in found]
     grams: dict[str, dict[str, float | None]] = {}
     if seen is not None:
         models = counted(seen, model.config.vocab_size, validation, windows[length])

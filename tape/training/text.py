@@ -10,15 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from tape.data import (
-    Corpus,
-    StreamedBlocks,
-    TokenBlocks,
-    TrainingOrder,
-    load_tokenizer,
-    tokenize_corpus,
-    train_tokenizer,
-)
+from tape.data.blocks import TokenBlocks, TrainingOrder, tokenize_corpus
+from tape.data.c4 import StreamedBlocks
+from tape.data.corpora import Corpus
+from tape.data.tokenizer import load_tokenizer, train_tokenizer
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import step_of
 from tape.settings.schema import RunSettings
