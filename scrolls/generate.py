@@ -5,8 +5,6 @@ tape scrolls-generate ... shard=1/4       # and 2/4, 3/4, 4/4: the last one writ
 tape evaluate output/scrolls/quality/adape --task scrolls      # and scores them
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
