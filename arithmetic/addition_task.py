@@ -5,8 +5,6 @@ Prompts of a group are equally long, so that nothing is padded: cells (n, m) and
 n + m = k + l are decoded together.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import asdict, dataclass

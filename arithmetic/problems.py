@@ -5,8 +5,6 @@ zeros. Operands and sum are written in the same order, `21+3=51` for 12 + 3 = 15
 character, and EOS follows. Parts of unequal length are joined with padding in between, a gap.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ A budget bounds the tokens of prompt and answer. The document is truncated at it
 prompt's budget; the question and the room for the answer are never reduced.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Generates a model's answers to a task, one per id, by greedy decoding."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

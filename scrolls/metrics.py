@@ -1,8 +1,6 @@
 """SCROLLS metrics as its evaluator defines them (Shaham et al. 2022, arXiv 2201.03533). An answer
 with several golds gets its best score."""
 
-from __future__ import annotations
-
 import math
 import re
 import string

@@ -1,7 +1,5 @@
 """Arguments of the commands on SCROLLS (as tape/parsers.py)."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

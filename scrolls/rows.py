@@ -1,7 +1,5 @@
 """The rows of the official files: checked, from zips or folders, local or on the hub."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -6,8 +6,6 @@ lacks), for its name (to be copied), and for three yes/no decisions with balance
 validation documents are from the corpus's validation files.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Verifies and scores predictions for SCROLLS by the rules of its evaluator, {id: text} in a file:
 of one model, of several models on one task, or on all tasks in a table next to the paper's."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

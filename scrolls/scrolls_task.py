@@ -1,7 +1,5 @@
 """Fine-tuning on a task: rows in batches of similar length, and a score at the end."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

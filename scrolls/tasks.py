@@ -1,7 +1,5 @@
 """The tasks of SCROLLS, and where their official files are."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal, NamedTuple
 

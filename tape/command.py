@@ -1,7 +1,5 @@
 """Shared by all command lines: checked numbers, and errors in one line."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Atomic creation of files and folders."""
 
-from __future__ import annotations
-
 import ast
 import json
 import logging

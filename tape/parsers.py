@@ -1,8 +1,6 @@
 """Arguments of the commands, a function each: `tape` parses them here before the command's own
 module imports torch, which takes seconds. Hydra parses those of `tape train` and `tape sweep`."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -239,19 +239,11 @@ INDEX = '{"weight_map": {"model.norm.weight": "../model.safetensors"}}'
 # A file of a model; its content, entries of its object, or None where it is missing.
 DAMAGED = [
     (CONFIG, "", r"broken/config\.json is damaged"),
-    (
-        CONFIG,
-        '{"model_type": "gpt2", "n_embd": 32}',
-        r"json: .*type 'gpt2'; allowed: 'tape'",
-    ),
+    (CONFIG, '{"model_type": "gpt2", "n_embd": 32}', r"json: .*type 'gpt2'; allowed: 'tape'"),
     (CONFIG, QUANTIZED, r"broken holds quantized weights"),
     (CONFIG, {"position": {"name": "rpoe"}}, r"encoding 'rpoe'; did you mean 'rope'\?"),
     (CONFIG, {"num_hidden_layers": 9}, r"weights of the model .* are missing, such as model"),
-    (
-        CONFIG,
-        {"intermediate_size": 8},
-        r"of \S+broken has the shape \(\d+, \d+\), but \(",
-    ),
+    (CONFIG, {"intermediate_size": 8}, r"of \S+broken has the shape \(\d+, \d+\), but \("),
     (CONFIG, None, r"broken has no config\.json"),
     (WEIGHTS, "", r"broken is damaged \(SafetensorError"),
     (WEIGHTS, None, r"broken has no model\.safetensors"),

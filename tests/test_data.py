@@ -12,15 +12,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from tape.data import (
-    BigramCorpus,
-    LocalCorpus,
-    RedPajamaCorpus,
-    TextCorpus,
-    corpora,
-    tokenize_corpus,
-    train_tokenizer,
-)
+from tape.data import corpora, tokenize_corpus, train_tokenizer
+from tape.data.corpora import BigramCorpus, LocalCorpus, RedPajamaCorpus, TextCorpus
 
 DOCUMENTS = [f"document {n}: " + "the quick brown fox jumps over the dog. " * 20 for n in range(60)]
 
@@ -224,11 +217,7 @@ TWO_LINES = r"a\.csv, row 0 \(to line 2\)"
 BAD = [
     ("a.txt", b"caf\xe9", r"a\.txt is not UTF-8 text: .* 0xe9 in position 3"),
     ("a.txt", b"ab\0c", r"a\.txt is binary: it has a zero byte at 2"),
-    (
-        "a.jsonl",
-        '{"text": "x"}\n{"text": ',
-        r"a\.jsonl, line 2: not JSON \(.*\); each line must be",
-    ),
+    ("a.jsonl", '{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: not JSON \(.*\); each line"),
     ("a.jsonl", '{"body": "x"}', r"line 1: no text in field 'text' .*fields body.*data\.f"),
     ("a.jsonl", '{"text": "\\ud800"}', r"a\.jsonl, line 1: 'text' holds a lone surrogate"),
     ("a.jsonl", '{"text": null}', r"line 1: field 'text' has null; a document must be a str"),

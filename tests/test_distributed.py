@@ -16,7 +16,6 @@ from unequal_labels import sequence
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.model.checkpoint import fingerprint, load_model
-from tape.runs.metrics import read_metrics
 from tape.training.arguments import check_training
 
 # Five validation sequences divide by nothing.
@@ -54,7 +53,8 @@ def test_processes_that_are_told_to_stop_print_no_traceback(start_two):
 
 def assert_same_losses(one, two, within=1e-5):
     assert len(losses(one)) == len(losses(two)) == 8
-    assert dict(losses(two)) == pytest.approx(dict(losses(one)), abs=within)
+    for name in ("loss", "eval_loss"):
+        assert dict(losses(two, name)) == pytest.approx(dict(losses(one, name)), abs=within)
 
 
 UNEQUAL = ["task._target_=tests.unequal_labels.UnequalLabels", "length=32"]
@@ -67,21 +67,15 @@ def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
     one = start(*SETTINGS, *UNEQUAL, "optimizer=muon", folder=tmp_path / "one")
     two = start_two(f"launcher={launcher}", *UNEQUAL, "optimizer=muon")
     assert_same_losses(one, two)
-    assert evaluations(one) == pytest.approx(evaluations(two), abs=1e-5)
     for folder in (one, two):
         expected = loss_of_each_label(load_model(folder), map(sequence, range(5)))
-        assert len(evaluations(folder)) == 2
-        assert evaluations(folder)[-1] == pytest.approx(expected, abs=1e-6)
+        assert len(losses(folder, "eval_loss")) == 2
+        assert losses(folder, "eval_loss")[-1][1] == pytest.approx(expected, abs=1e-6)
     assert checkpoint_names(two) == ["checkpoint-4", "checkpoint-8"]
     assert_same_weights(weights(two), weights(two / "checkpoint-8"))
     # Positions and dropout: processes draw numbers of their own.
     files = [two / "checkpoint-8" / f"rng_state_{rank}.pth" for rank in (0, 1)]
     assert not torch.equal(*(torch.load(file, weights_only=False)["cpu"] for file in files))
-
-
-def evaluations(folder):
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [row["eval_loss"] for row in rows if "eval_loss" in row]
 
 
 @torch.no_grad()
@@ -119,7 +113,6 @@ def test_processes_share_a_stream(start_two, cache, tmp_path):
     train.run(composed(*settings, "vocab_size=300", *STEPS, *SETTINGS))
     two = start_two(data=data)
     assert_same_losses(tmp_path / "one", two)
-    assert evaluations(tmp_path / "one") == pytest.approx(evaluations(two), abs=1e-5)
 
 
 def test_parallelism_within_texts_and_layers_is_refused(start, monkeypatch):

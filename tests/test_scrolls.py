@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from commands import ROOT
 from scrolls_data import write_rows, write_task
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
@@ -22,8 +23,6 @@ from scrolls.sample import DECISIONS, write_sample
 from scrolls.scrolls_task import TrainingRows
 from scrolls.tasks import BENCHMARK, TASKS
 from tape.model.loss import IGNORED
-
-ROOT = Path(__file__).parent.parent
 
 
 def byte_tokenizer(texts=("Where was the otter seen? At the mill.",) * 9, bos=False):

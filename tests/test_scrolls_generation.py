@@ -9,6 +9,7 @@ import torch
 from conftest import composed, make_model
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer, examples_of
+from trained import losses
 
 import scrolls.generate as entry
 from scrolls import parsers
@@ -17,7 +18,6 @@ from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.evaluation.questions import Batch, Question
-from tape.runs.metrics import read_metrics
 from tape.tasks import evaluate
 
 
@@ -152,9 +152,9 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     counts = [(each["labels"] != -100).sum().item() for each in sequences]
     batches = ({name: x[None] for name, x in each.items()} for each in sequences)
     with torch.no_grad():
-        losses = [tuned.eval()(**batch).loss.item() for batch in batches]
-    rows = {row["step"]: row for row in read_metrics(run / "metrics.jsonl") if "eval_loss" in row}
-    assert rows[4]["eval_loss"] == pytest.approx(np.average(losses, weights=counts), rel=1e-5)
+        means = [tuned.eval()(**batch).loss.item() for batch in batches]
+    expected = np.average(means, weights=counts)
+    assert losses(run, "eval_loss")[-1] == (4, pytest.approx(expected, rel=1e-5))
 
     fine_tune(base, data, tmp_path / "cut", "trainer.max_steps=2")
     cut = fine_tune(base, data, tmp_path / "cut")

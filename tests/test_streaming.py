@@ -18,14 +18,13 @@ import pytest
 import torch
 from conftest import composed
 from shards import name_of, record, shard_bytes, text_of, write_shards
-from trained import assert_same_weights, weights
+from trained import assert_same_weights, losses, weights
 
 from tape.commands import train
 from tape.data import C4Corpus, StreamedBlocks, train_tokenizer
 from tape.data import blocks as blocks_module
 from tape.data import c4 as streaming_module
 from tape.data.c4 import Shard
-from tape.runs.metrics import read_metrics
 
 LENGTH, WINDOW, TAKEN = 24, 13, 600  # 600 blocks are two passes and a part of the third
 
@@ -189,10 +188,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
     (killed / "model.safetensors").unlink()
     start(*settings, run=killed.name)
     assert_same_weights(weights(whole), weights(killed))
-    rows = [read_metrics(folder / "metrics.jsonl") for folder in (whole, killed)]
     for name in ("loss", "eval_loss", "learning_rate", "epoch"):
-        one, other = ([(row["step"], row.get(name)) for row in each] for each in rows)
-        assert one == other
+        assert losses(killed, name) == losses(whole, name) != []
 
 
 def test_a_run_goes_on_with_the_same_data_alone(start):
@@ -268,12 +265,9 @@ def test_the_tokenizers_sample_is_spread_over_shards(official):
 
 
 def test_fingerprint_follows_all_that_decides_the_documents(official, tmp_path):
-    settings = ("shards", "seed", "validation_shards", "validation_documents")
-    found = {C4Corpus(official, **{name: 2}).fingerprint() for name in settings}
-    found |= {
-        C4Corpus(official).fingerprint(),
-        C4Corpus(official, tokenizer_documents=5).fingerprint(),
-    }
+    names = ("shards", "seed", "validation_shards", "validation_documents", "tokenizer_documents")
+    found = {C4Corpus(official, **{name: 2}).fingerprint() for name in names}
+    found.add(C4Corpus(official).fingerprint())
     assert len(found) == 6
     copy = write_shards(tmp_path / "copy")
     assert C4Corpus(copy, streaming=False).fingerprint() == C4Corpus(official).fingerprint()
@@ -282,10 +276,8 @@ def test_fingerprint_follows_all_that_decides_the_documents(official, tmp_path):
 
 
 def test_a_streamed_fingerprint_reads_the_ends_of_files_alone(tmp_path):
-    path = tmp_path / "a.gz"
+    path, found = tmp_path / "a.gz", []
     content = bytearray(os.urandom(2**18))
-
-    found = []
     for place in (2**17, 0, 2**16 - 1, 2**18 - 1, 2**17):
         content[place] ^= 1
         path.write_bytes(content)

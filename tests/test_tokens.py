@@ -15,15 +15,9 @@ from test_data import DOCUMENTS, bad, lines_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tape.data import (
-    TextCorpus,
-    TokenBlocks,
-    TokenStream,
-    TrainingOrder,
-    tokenize_corpus,
-    train_tokenizer,
-)
+from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
 from tape.data import blocks as blocks_module
+from tape.data.blocks import TokenBlocks, TokenStream, TrainingOrder
 from tape.data.ngrams import NGrams
 from tape.data.tokenizer import load_tokenizer
 from tape.evaluation.windows import Window

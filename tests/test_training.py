@@ -178,11 +178,8 @@ def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(
 
 def test_a_longer_schedule_is_followed_from_its_first_step(start, quick_run):
     start("trainer.max_steps=4")
-    raised, whole = (
-        [row["learning_rate"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
-        for folder in (start(), quick_run)
-    )
-    assert raised[2] == whole[2] > 0 and raised[1] < whole[1]
+    raised, whole = (losses(folder, "learning_rate") for folder in (start(), quick_run))
+    assert raised[2] == whole[2] and whole[2][1] > 0 and raised[1] < whole[1]
 
 
 def test_old_checkpoints_and_damaged_later_ones_are_removed(tmp_path):

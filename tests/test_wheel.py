@@ -15,13 +15,9 @@ LEGAL = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
 
 
 def run(*words, folder, path=""):
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(path)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -19,9 +19,10 @@ def assert_same_weights(one, other):
         assert torch.equal(value, other[name]), name
 
 
-def losses(folder):
+def losses(folder, name="loss"):
+    """The steps and values of a measure."""
     rows = read_metrics(folder / "metrics.jsonl")
-    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    return [(row["step"], row[name]) for row in rows if name in row]
 
 
 def checkpoint_names(folder):

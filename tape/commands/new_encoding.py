@@ -1,7 +1,5 @@
 """`tape new-encoding NAME`: the files of a new encoding, which trains at once and is tested."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from pathlib import Path

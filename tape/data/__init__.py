@@ -1,6 +1,6 @@
 """Text data: a corpus yields documents, a tokenizer encodes them, blocks pack the tokens."""
 
-from tape.data.blocks import EpochOrder, TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
+from tape.data.blocks import EpochOrder, TokenBlocks, tokenize_corpus
 from tape.data.c4 import C4Corpus, StreamedBlocks
 from tape.data.corpora import BigramCorpus, Corpus, LocalCorpus, RedPajamaCorpus, TextCorpus
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
@@ -15,8 +15,6 @@ __all__ = [
     "StreamedBlocks",
     "TextCorpus",
     "TokenBlocks",
-    "TokenStream",
-    "TrainingOrder",
     "load_tokenizer",
     "tokenize_corpus",
     "train_tokenizer",

@@ -4,8 +4,6 @@ The stream is cached by content (corpus, split, tokenizer) and memory-mapped, so
 length is a slice; only the last partial block is dropped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -8,8 +8,6 @@ A file for each window has the state of `datasets` at its start; without it the 
 from the last known window.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

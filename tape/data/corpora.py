@@ -1,7 +1,5 @@
 """Corpora: sources of documents, split into training and validation."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import logging

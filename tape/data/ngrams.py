@@ -4,9 +4,7 @@ Kneser & Ney 1995; Chen & Goodman 1998, section 2.7, with one discount per order
 n1 / (n1 + 2 n2) from the numbers of n-grams that occur once and twice.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -22,7 +20,7 @@ class Counts(NamedTuple):
     discount: float  # subtracted from every count
 
     @classmethod
-    def of(cls, grams: np.ndarray, contexts: np.ndarray, size: int) -> Counts:
+    def of(cls, grams: np.ndarray, contexts: np.ndarray, size: int) -> Self:
         once, twice = (grams == 1).sum(), (grams == 2).sum()
         discount = once / (once + 2 * twice) if once else 0.5
         total = np.bincount(contexts, grams, size)

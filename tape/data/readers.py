@@ -4,8 +4,6 @@ JSON lines are read as text, line by line: the JSON builder wants the same colum
 rows, which metadata seldom have, and reads texts that look like dates as dates.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import locale

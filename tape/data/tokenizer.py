@@ -1,7 +1,5 @@
 """Tokenizers: trained on the corpus and cached, or any Hugging Face tokenizer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

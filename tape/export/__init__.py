@@ -3,8 +3,6 @@
 tape export output/adape_local --out adape-small
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """Model card (README.md) of an exported model."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ of the form `from .module import ...`. So `tape.positions.rotary` becomes positi
 its import statements rewritten and nothing else changed.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export as a plain Llama, for encodings that compute the same function."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

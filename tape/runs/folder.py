@@ -4,8 +4,6 @@ A checkpoint is written under a temporary name, hashed and renamed: it is comple
 a run resumes from it, its files are verified against their hashes.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

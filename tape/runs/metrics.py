@@ -1,7 +1,5 @@
 """metrics.jsonl of a run: a row of JSON per log event."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Commands that Hydra configures, with errors of one line."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@ Settings of `data` are checked by the corpus, arguments of `position` and fields
 `tape.TapeConfig`, which is also called from Python.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

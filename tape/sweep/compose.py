@@ -3,8 +3,6 @@
 The receipt of a run, `.finished` next to its log, is why a finished run is not performed again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -3,8 +3,6 @@
 Each command is a process of its own: it saves on signals, and its memory is free when it ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The TrainingArguments of a run, and values derived from them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Builds models from plain settings: new ones, or from a checkpoint."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

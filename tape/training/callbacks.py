@@ -1,7 +1,5 @@
 """Callbacks of the Trainer: progress on the console, early ends, and resuming."""
 
-from __future__ import annotations
-
 import math
 import resource
 import signal

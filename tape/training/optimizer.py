@@ -1,7 +1,5 @@
 """Muon for the hidden matrices, AdamW for all other parameters, as one optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

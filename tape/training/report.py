@@ -1,7 +1,5 @@
 """Report of a finished run in report/: tables and plots."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs training from composed settings to the report."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Interface of training tasks: training and validation sequences, measures and the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch.utils.data import Dataset

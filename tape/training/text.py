@@ -1,7 +1,5 @@
 """Pre-training on text, in blocks of tokens or a stream of them; its report has perplexities."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """transformers' Trainer with verified checkpoints and a guard before every step."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Mapping
