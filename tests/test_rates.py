@@ -71,11 +71,16 @@ def test_what_cannot_be_chosen_from_is_refused(runs, tmp_path):
     refused("one learning rate per name: rope, tape.*leave some", "tape", position__width=4)
 
 
+PARTS = {"rope": 0.064, "rope_gain": 0.008, "tape": 0.008, "tape attention=False": 0.016}
+PARTS |= {"tape feed_forward=False": 0.008, "tape magnitudes=False": 0.016}
+
+
 @pytest.mark.parametrize(
     ("results", "count", "chosen", "page"),
     [
         ("rates", 33, "text", "text"),
         ("bigrams_rates", 15, "bigrams", "text"),
+        ("contextual_rates", 24, PARTS, "state"),
         ("rates_copy", 27, "copy", "suite"),
         ("rates_counting", 24, "counting", "suite"),
         ("rates_bases", 14, "bases", "context_extension"),
