@@ -144,7 +144,7 @@ def test_the_demo(run_script, tmp_path):
     printed, _ = demo.communicate()
     assert demo.returncode == 0, printed
     for name in ("adape", "adape_untuned"):
-        assert re.search(rf"\nscrolls/sample/{name}\.json: \[[\d.]+\]\n", printed)
+        assert re.search(rf"\n\| {name} \| [\d.]+ \|\n", printed)
     page = tmp_path / "scrolls" / "sample" / "metrics" / "sample_answers.html"
     assert page.stat().st_size > 1000
 
