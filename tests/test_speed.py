@@ -178,13 +178,21 @@ def test_a_killed_run_is_continued(speed, monkeypatch, undrawn):
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
 
 
-def test_the_documented_training_steps_follow_from_their_rows():
-    rows = bench.read(ROOT / "docs" / "results" / "train_step" / "rounds.csv")
-    load = Load("training", "small", "sdpa", batch=8, length=256)
-    found = bench.results(rows, load)
-    memory = found.memory_mib / found.memory_mib[0]
-    lines = [["encoding", "time / rope", "memory / rope"]]
-    for row, share in zip(found.itertuples(), memory, strict=True):
-        ratio = f"{row.ratio:.2f} ({row.ratio_first:.2f} to {row.ratio_third:.2f})"
-        lines.append([row.method, ratio, f"{share:.2f}"])
-    assert markdown_table(lines) in (ROOT / "docs" / "efficiency.md").read_text()
+def documented(name, load):
+    """The results of each comparison of committed rows, and the ratios of times to rope's."""
+    rows = bench.read(ROOT / "docs" / "results" / name / "rounds.csv")
+    for title, own in rows.groupby("comparison", sort=False):
+        found = bench.results(own, load)
+        ends = zip(found.ratio, found.ratio_first, found.ratio_third, strict=True)
+        yield title, found, [f"{x:.2f} ({low:.2f} to {high:.2f})" for x, low, high in ends]
+
+
+def test_the_documented_times_follow_from_their_rows():
+    page = (ROOT / "docs" / "efficiency.md").read_text()
+    ((_, found, ratios),) = documented("train_step", Load("training", "small", "sdpa", 8, 256))
+    memory = [f"{x:.2f}" for x in found.memory_mib / found.memory_mib[0]]
+    lines = zip(found.method, ratios, memory, strict=True)
+    assert markdown_table([["encoding", "time / rope", "memory / rope"], *lines]) in page
+    decoding = [*documented("decode", Load("decoding", "small", "sdpa", 1, 256))]
+    lines = [[title.removeprefix("decode, decoding, sdpa, "), *x[1:]] for title, _, x in decoding]
+    assert markdown_table([["time / rope", *decoding[0][1].method[1:]], *lines]) in page
