@@ -116,7 +116,8 @@ def evaluate_task(
         shown = [[kind, *reports[kind]["display"]] for kind in answered]
         scores = markdown_table([["encoding", *reports[shown[0][0]]["display_keys"]], *shown])
         write_text(out / f"{name}_scores.md", f"{scores}\n")
-        print(f"{scores}\n\nalso in {out}, with the answers side by side in {name}_answers.html")
+        if not given.all:  # else a table of all tasks follows
+            print(f"{scores}\n\nalso in {out}; {name}_answers.html has the answers side by side")
         columns = {"question": questions, "gold answers": golds} | answered
         write_text(out / f"{name}_answers.html", page(pd.DataFrame(columns).loc[[*questions]]))
     return reports

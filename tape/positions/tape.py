@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
@@ -50,8 +49,6 @@ class StateMap(PositionModule):
         """Returns the matrix, or both, in `dtype`."""
         return self.weight.to(dtype)
 
-
-FEW = 32  # tokens for which calls take longer than their arithmetic
 
 # (tensorial, equivariant): order of the axes B, H, T, part, F of the state.
 ORDERS = {(True, True): (0, 2, 1, 3, 4), (False, True): (0, 2, 4, 1, 3)}
@@ -97,52 +94,40 @@ class TapeLayer(RotaryLayer):
     def next_state(self, e: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
         with without_autocast(mlp_out):
             shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
-            # In decoding the usual order of the axes is that of the state.
-            ordered = shape[2] == 1 and self.order == ORDERS[True, True]
-            state = self._arrange(e.expand(shape), self.mixed, ordered)
+            state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
                 average = attended_e.to(e.dtype).view(*attended_e.shape[:-1], *shape[3:])
                 P = self.mix(e.dtype)
-                state = add_product(state, P, self._arrange(average, P.shape[-1], ordered))
+                state = add_product(state, P, self._arrange(average, P.shape[-1]))
             if self.feed_forward:
                 state = self._feed_forward(state, mlp_out)
-            if ordered:
-                e = state.view(shape)
-            else:
-                e = state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
+            e = state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
             return e if self.magnitudes else F.normalize(e, dim=-2)
 
-    def _arrange(self, e_BHT2F: Tensor, mixed: int, ordered: bool) -> Tensor:
+    def _arrange(self, e_BHT2F: Tensor, mixed: int) -> Tensor:
         tokens = e_BHT2F.shape[0] * e_BHT2F.shape[2]
-        arranged = e_BHT2F if ordered else e_BHT2F.permute(self.order)
-        return arranged.reshape(*self.sets, tokens, mixed, -1)
+        return e_BHT2F.permute(self.order).reshape(*self.sets, tokens, mixed, -1)
 
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
         """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
         W1, W2 = self.up(state.dtype), self.down(state.dtype)
         gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
-        few = not is_compiling() and len(gate) <= FEW
-        if self.tensorial and not few:
+        if self.tensorial:
             # One small matrix per token, W2 diag(gate) W1: I M^2 + M^2 N multiply-adds with M heads
             # and I = width; applying W1 and W2 in turn costs 2 I M N.
             products = W2.mT[..., None] * W1[..., None, :]  # (.., I, M, M)
             maps = (gate @ products.flatten(-2)).view(*state.shape[:-1], -1)  # (.., B T, M, M)
             return torch.baddbmm(state, maps, state) if state.ndim == 3 else state + maps @ state
-        return add_product(state, W2, gate[..., None] * product(W1, state))
-
-
-def product(maps: Tensor, x: Tensor) -> Tensor:
-    """Computes maps ((2,) M, L) @ x (.., B T, L, N)."""
-    if maps.ndim == 2:
-        return torch.bmm(maps.expand(len(x), -1, -1), x)
-    return torch.einsum("...ml,...tln->...tmn", maps, x)
+        up = torch.einsum("...im,...tmn->...tin", W1, state)
+        return add_product(state, W2, gate[..., None] * up)
 
 
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
     """Computes state (.., B T, M, N) + maps ((2,) M, L) @ x (.., B T, L, N) in one pass."""
     if maps.ndim == 2:
         return torch.baddbmm(state, maps.expand(len(state), -1, -1), x)
-    return state + product(maps, x)  # baddbmm would copy two expanded sets of maps for each token
+    # baddbmm would copy two expanded sets of maps for each token.
+    return state + torch.einsum("gml,gtln->gtmn", maps, x)
 
 
 class Tape(RoPE):
