@@ -68,14 +68,15 @@ def log_axes(axes: Axes, log: str) -> None:
     """Makes axes with lines logarithmic: "x", "xy" or none."""
     if "x" in log:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
     if "y" in log:
         axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        if high < 10 * low:  # the ticks of a log axis are too far apart
-            axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
-            axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:,g}")
+    for axis, shown in ((axes.xaxis, "x" in log), (axes.yaxis, "y" in log)):
+        low, high = sorted(axis.get_view_interval())
+        if shown and high < 10 * low:  # the ticks of a log axis are too far apart
+            axis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+            axis.set_minor_locator(NullLocator())
+        if shown:
+            axis.set_major_formatter("{x:,g}")
 
 
 def draw_panel(
