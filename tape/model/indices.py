@@ -15,7 +15,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.compiler import is_exporting
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
@@ -125,7 +124,8 @@ def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tens
 
 def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:
     """Writes counts, of the T new tokens or of all slots if the layer is new, to a cache layer."""
-    if is_exporting():  # the graph would freeze those of its example
+    # What is_exporting() returns; torch.compile before torch 2.13 takes that for True.
+    if torch.compiler._is_exporting_flag:  # the graph would freeze those of its example
         raise ValueError("token indices that a cache keeps cannot be exported; give no cache")
     if cache.layer_class_to_replicate is None and cache_layer_idx == len(cache.layers):
         size = cache.get_max_length()
