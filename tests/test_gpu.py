@@ -16,6 +16,15 @@ pytestmark = [
 ]
 LENGTH = 150  # no multiple of a kernel's block of 128
 SHAPE = {"hidden_size": 128, "num_key_value_heads": 4, "max_position_embeddings": LENGTH}
+
+
+@pytest.fixture(autouse=True)
+def _graphs_of_one_test():
+    """A process may compile flex_attention a limited number of times."""
+    yield
+    torch.compiler.reset()
+
+
 needs_flash = pytest.mark.skipif(
     not is_flash_attn_2_available(), reason="the flash-attn package is missing"
 )
