@@ -16,6 +16,8 @@ pytestmark = [
 ]
 LENGTH = 150  # no multiple of a kernel's block of 128
 SHAPE = {"hidden_size": 128, "num_key_value_heads": 4, "max_position_embeddings": LENGTH}
+PEAKED = ("selective", "grape_m_contextual")  # in bfloat16, eager attention is off by its size
+OF_NARROW_HEADS = "rope_longrope"  # has factors for a width of 8
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +32,8 @@ needs_flash = pytest.mark.skipif(
 )
 every_kernel = pytest.mark.parametrize(
     ("kernel", "position"),
-    [("sdpa", name) for name in POSITIONS]
-    + [("flex_attention", name) for name in FLEX]
+    [("sdpa", name) for name in POSITIONS if name != OF_NARROW_HEADS]
+    + [("flex_attention", name) for name in FLEX if name != OF_NARROW_HEADS]
     + [pytest.param("flash_attention_2", name, marks=needs_flash) for name in FLASH],
 )
 
@@ -49,6 +51,8 @@ def make_gpu_model(position, kernel, dtype, **changes):
         for name, parameter in model.named_parameters():
             if ".context." not in name and ".position." not in name and "norm" not in name:
                 parameter *= 0.5
+            elif position in PEAKED and ".context." in name:
+                parameter *= 0.25
     model = model.to(dtype).cuda()
     model.set_attn_implementation(kernel)
     return model

@@ -20,7 +20,7 @@ class Blocks(NamedTuple):
 
     queries: int  # their width, at most
     values: int  # width of values and payload, at most
-    shared: int  # bytes of shared memory, as compiled for sm_90 (docs/efficiency.md)
+    shared: int  # bytes of shared memory without a bias, as compiled for sm_90 (docs/efficiency.md)
     M: int
     N: int
     stages: int
@@ -45,26 +45,29 @@ BACKWARD = (
     Blocks(128, 128, 99_328, 64, 64, 2, 8),
     Blocks(128, 256, 99_328, 32, 64, 2, 8),
 )
+OF_BIAS = 5  # more bytes for each score of a block, seen with FIRE's on an H100
 NAMES = {
     "fwd": (("BLOCK_M",), ("BLOCK_N",)),
     "bwd": (("BLOCK_M1", "BLOCK_N2"), ("BLOCK_N1", "BLOCK_M2")),
 }
 
 
-def kernel_options(queries: int, values: int, limit: int) -> dict[str, int]:
+def kernel_options(queries: int, values: int, limit: int, bias: bool = False) -> dict[str, int]:
     """Block sizes for 16-bit numbers; {}: Inductor's.
 
     Args:
         queries: width of queries and keys.
         values: width of values and payload.
         limit: bytes of shared memory of a block on the device.
+        bias: whether a bias is added to the scores.
     """
     found: dict[str, int] = {}
     if queries == values < 64:
         return found
     for kernel, rows in (("fwd", FORWARD), ("bwd", BACKWARD)):
         for row in rows:
-            if queries <= row.queries and values <= row.values and row.shared <= limit:
+            needed = row.shared + bias * OF_BIAS * row.M * row.N
+            if queries <= row.queries and values <= row.values and needed <= limit:
                 of_queries, of_keys = NAMES[kernel]
                 sizes = dict.fromkeys(of_queries, row.M) | dict.fromkeys(of_keys, row.N)
                 sizes |= {"num_stages": row.stages, "num_warps": row.warps}
@@ -78,12 +81,12 @@ def _shared_memory(index: int) -> int:
     return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
 
 
-def _options(q: Tensor, values: Tensor) -> dict[str, int]:
+def _options(q: Tensor, values: Tensor, bias: bool) -> dict[str, int]:
     """Leaves the choice to Inductor for the few queries of decoding and for float32, whose products
     are no matrix instructions."""
     if not q.is_cuda or q.element_size() != 2 or q.shape[-2] < 128:
         return {}
-    return kernel_options(q.shape[-1], values.shape[-1], _shared_memory(q.device.index))
+    return kernel_options(q.shape[-1], values.shape[-1], _shared_memory(q.device.index), bias)
 
 
 @cache
@@ -127,7 +130,7 @@ def flex(
         "scale": scaling,
         "enable_gqa": K != H,
         "return_aux": AuxRequest(lse=needs_lse),
-        "kernel_options": _options(q, joined),
+        "kernel_options": _options(q, joined, score_mod is not None),
     }
     if torch.compiler.is_compiling() or not q.is_cuda:
         attended, aux = flex_attention(q, k, joined, **settings)

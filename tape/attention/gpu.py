@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tape.attention.payload import Values, per_query_head
 
 WIDEST = 128  # channels of values and payload in one call
+ALIGNED = 8  # numbers: keys that a cache holds beside what an encoding keeps begin anywhere
 ANY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 UNEQUAL = [SDPBackend.CUDNN_ATTENTION]
 REST = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -26,6 +27,11 @@ def kernels(q: Tensor, values: Tensor, mask: Tensor | None) -> list[SDPBackend]:
     if mask is not None:
         return REST
     return (ANY if q.shape[-1] == values.shape[-1] else UNEQUAL) + REST
+
+
+def aligned(x_BHTD: Tensor) -> Tensor:
+    """Copies a view whose rows the kernels refuse or take unfused."""
+    return x_BHTD.contiguous() if x_BHTD.stride(-2) % ALIGNED else x_BHTD
 
 
 def attend(
@@ -44,10 +50,12 @@ def attend(
     if not grouped:
         k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
 
+    k = aligned(k)
+
     def average(x: Tensor) -> Tensor:
         with sdpa_kernel(kernels(q, x, mask)):
             return F.scaled_dot_product_attention(
-                q, k, x, mask, dropout, is_causal, scale=scaling, enable_gqa=grouped
+                q, k, aligned(x), mask, dropout, is_causal, scale=scaling, enable_gqa=grouped
             )
 
     v, payload = values.v, values.payload
