@@ -49,7 +49,7 @@ DEFAULTS = {  # of the arguments that parsers.speed leaves out
     "new": 64 if GPU else 16,
     "dtype": "bfloat16" if GPU else "float32",
 }
-TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
+TOO_LARGE = "does not fit into memory (with other methods in it, try --alone or fewer of them)"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
 Seconds = dict[str, list[float]]

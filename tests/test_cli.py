@@ -87,7 +87,7 @@ def test_help_lists_groups_and_composed_settings(tmp_path):
     text = run_command("train.py", "--help", "position=fire", folder=tmp_path).out
     for group in ("position", "experiment", "ablation"):
         assert f"\n{group}: {', '.join(sorted(options(group)))}\n" in text
-    assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
+    assert "\n  name: fire\n" in text and "\n  logging_steps: 40\n" in text
 
 
 INSTALLED = f"""import sys

@@ -53,6 +53,7 @@ def calls(q, k, v, payload, mask, dropout=0.0):
 
     def attend(q, k, values, *given, **named):
         assert 0 not in values.stride()[:2] or values.shape[1] == 1
+        assert k.stride(-2) % 8 == values.stride(-2) % 8 == 0  # or no kernel takes them
         return q.new_zeros(*q.shape[:3], values.shape[-1])
 
     fused = mock.patch.object(gpu.F, "scaled_dot_product_attention", side_effect=attend)
@@ -75,6 +76,8 @@ def test_what_each_call_of_a_fused_kernel_is_given():
     assert calls(q, k, v, None, None) == [[{cudnn, flash} | rest, D, H, False]]
     assert calls(q, k, v, payload, None) == [[{cudnn} | rest, 2 * D, H, False]]
     assert calls(q, k, v, payload, mask) == [[rest, 2 * D, H, False]]
+    joined = torch.cat((k, k[..., :3]), dim=-1).split((D, 3), dim=-1)[0]  # as a cache holds them
+    assert calls(q, joined, joined, None, None) == [[{cudnn, flash} | rest, D, H, False]]
     wide = tensors(H, P=120, heads=1)
     assert [call[1] for call in calls(*wide, None)] == [D, 120]
     assert [call[1] for call in calls(*wide, None, dropout=0.1)] == [136]
@@ -105,4 +108,6 @@ def test_block_sizes_fit_the_device(queries, values):
         # A block of the mask is a whole number of blocks.
         assert all(128 % size == 0 for name, size in options.items() if "BLOCK" in name)
     assert flex.kernel_options(queries, values, 50_000) == {}
+    if queries == 64:  # 163,840 bytes and those of the bias do not fit
+        assert flex.kernel_options(64, 64, H100, bias=True)["fwd_BLOCK_N"] == 64
     assert flex.kernel_options(queries, 320, H100) == flex.kernel_options(32, 32, H100) == {}
