@@ -23,7 +23,7 @@ Effective length: the largest with at least 85 % of the accuracy at the shortest
 is; >= if it is the longest. Median over seeds, of two in the middle the smaller."""
 COMPARED = """\
 Δ is the difference to {}, mean and 95 % interval of the pairs of runs with the same seed; p is that
-of the t-test of the pairs, corrected for the number of rows (Holm), the exact p that of flipping
+of the t-test of the pairs, corrected for the rows of a measure (Holm), the exact p that of flipping
 their signs (uncorrected); the t-test detects what is in the last column with a power of 80 %."""
 NO_GAIN = f"""\
 No context gain: it needs a trained length of at least 16 tokens, and {MIN_WINDOWS} windows that
