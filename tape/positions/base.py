@@ -182,7 +182,7 @@ class PositionEncoding(PositionModule):
         self._constants: dict[str, Tensor] = {}
         for name, value in arguments.items():
             setattr(self, name, value)
-        self.sampler = sampling.build(self.sampler)
+        self.sampler = sampling.build(sampling.configure(config, self.sampler))
 
     @property
     def max_positions(self) -> int | None:
