@@ -78,7 +78,8 @@ PARTS |= {"tape feed_forward=False": 0.008, "tape magnitudes=False": 0.016}
 @pytest.mark.parametrize(
     ("results", "count", "chosen", "page"),
     [
-        ("rates", 33, "text", "text"),
+        ("rates_text", 8, "text", "text"),
+        ("rates", 33, "lengths", "text"),
         ("bigrams_rates", 15, "bigrams", "text"),
         ("contextual_rates", 24, PARTS, "state"),
         ("rates_copy", 27, "copy", "suite"),
@@ -106,6 +107,6 @@ def test_runs_take_the_chosen_rates():
         ("synthetic data=parity position=nope learning_rates.counting.nope=0.5", 0.5),
         ("synthetic data=copy position=t5", 3e-3),
         ("text position=rope", text.rope),
-        ("text position=dape", 1.6e-2),
+        ("text position=dape", 3.2e-2),
     ):
         assert composed(*f"experiment={given}".split()).trainer.learning_rate == rate
