@@ -195,9 +195,9 @@ VARIANTS = ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]
 FULL = str(RESULTS / "ablations" / "ablation_full_0")
 BASES = {"within": ["base_*", "tokenizer"]}
 TABLES = [
-    ("addition", "arithmetic.md", {"across": ACROSS, "only": MAIN}, "tape"),
+    ("addition", "results/addition/table.md", {"across": ACROSS, "only": MAIN}, "tape"),
     ("addition", "results/addition/variants.md", {"only": VARIANTS}, "randpe"),
-    ("passkey", "retrieval.md", {}, None),
+    ("passkey", "results/passkey/table.md", {}, None),
 ]
 for name, chosen, baseline in (
     ("extension", {}, "adape"),
@@ -225,7 +225,7 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
 
 
 PARTS = {"text": ["encodings", "bigrams"], "context_extension": ["extension", "bases"]}
-PARTS |= {"suite": ["suite"], "retrieval": ["needle_long"]}
+PARTS |= {"suite": ["suite"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
 
 
 @pytest.mark.parametrize("page", PARTS)
