@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -109,6 +110,8 @@ def test_the_guides_encoding_is_the_packages():
     for block, file in zip((*code, loop), files, strict=True):
         assert block in file.read_text(), file
     assert blocks(guide, "yaml") == [(ROOT / "config" / "position" / "fox.yaml").read_text()]
+    (layer,) = blocks(ROOT / "docs" / "code.md", "python")
+    assert textwrap.indent(layer, 8 * " ") in (ROOT / "tape/model/layer.py").read_text()
 
 
 def test_every_room_has_its_line():
