@@ -140,7 +140,6 @@ def test_settings_that_cannot_be_are_refused(message):
 
 @pytest.mark.parametrize(("name", "column"), [("extended", 1), ("keys", 3), ("needle", 5)])
 def test_the_documented_tables_are_those_of_the_rows(name, column):
-    """The page has the two longest lengths, from `column` on."""
     folder = ROOT / "docs" / "results" / "extended"
     rows, table = pd.read_csv(folder / f"{name}.csv"), (folder / "table.md").read_text()
     page = (ROOT / "docs" / "context_extension.md").read_text().splitlines()
@@ -156,7 +155,7 @@ def test_the_documented_tables_are_those_of_the_rows(name, column):
         assert f"| {' | '.join([model, *cells])} |\n" in table
         label = model.split()[1] if " " in model else f"peft={model.split('_')[1]}"
         label = "| base" if label in ("peft=64", "peft=rope") else f"| `{label}`"
-        assert on_page[label][column : column + 2] == cells[2:4]
+        assert on_page[label][column : column + 2] == cells[2:4]  # the two longest lengths
     assert rows["model"].nunique() == 1 + len(parsers.EXTENSIONS) + 3 * (name != "needle")
 
 
