@@ -73,6 +73,7 @@ def test_what_cannot_be_chosen_from_is_refused(runs, tmp_path):
 
 PARTS = {"rope": 0.064, "rope_gain": 0.008, "tape": 0.008, "tape attention=False": 0.016}
 PARTS |= {"tape feed_forward=False": 0.008, "tape magnitudes=False": 0.016}
+NEEDLE = {"fire": 0.01, "nope": 0.003, "rope": 0.003, "tape": 0.003}
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,8 @@ PARTS |= {"tape feed_forward=False": 0.008, "tape magnitudes=False": 0.016}
         ("contextual_rates", 24, PARTS, "state"),
         ("rates_copy", 27, "copy", "suite"),
         ("rates_counting", 24, "counting", "suite"),
-        ("rates_bases", 14, "bases", "context_extension"),
-        ("rates_needle", 13, {"fire": 1e-2, "nope": 3e-3, "rope": 3e-3, "tape": 3e-3}, "retrieval"),
+        ("rates_bases", 14, "bases", "results/rates_bases/table"),
+        ("rates_needle", 13, NEEDLE, "results/rates_needle/table"),
     ],
 )
 def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, page):
