@@ -229,6 +229,7 @@ WRONG_POSITIONS = {
 }
 WRONG_SCALINGS = {
     "scaling='linear' must be a mapping": "linear",
+    "rope_type='longrope' also needs long_factor": {"rope_type": "longrope", "factor": 4.0},
     "factor=-2 must be a number > 0": {"rope_type": "linear", "factor": -2},
     "factor=0.5 must be a number >= 1": {"rope_type": "ntk", "factor": 0.5},
     "partial_rotary_factor=1.5 must be": {"rope_type": "default", "partial_rotary_factor": 1.5},
