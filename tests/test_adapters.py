@@ -11,6 +11,7 @@ from conftest import composed, gradients, perturb
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
+from trained import losses
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tape import TapeConfig, TapeForCausalLM
@@ -19,7 +20,6 @@ from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
 from tape.model.adapters import Method, adapt, trainable
 from tape.model.checkpoint import fingerprint, load_model
-from tape.runs.metrics import read_metrics
 from tape.training.build import adapt_model, adapted_config, identity
 
 WHOLE = ["adape", "ft", "norms", "drope"]  # saved as whole models
@@ -77,8 +77,7 @@ def loss_of(model, blocks):
 
 
 def logged_loss(folder):
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [row["eval_loss"] for row in rows if "eval_loss" in row][-1]
+    return losses(folder, "eval_loss")[-1][1]
 
 
 def adapted(base, method, *overrides):

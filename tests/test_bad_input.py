@@ -13,14 +13,14 @@ import shutil
 import pytest
 import torch
 from commands import run_command
-from conftest import composed, make_model
+from conftest import composed
 from omegaconf import OmegaConf
 from refusals import NESTED, QUANTIZED, check_refusal, configuration, files, left_in, line_of
 from results import add_grid, add_passkeys, add_perplexity, make_run
 from safetensors.torch import load_file, save_file
 from script_folder import lay_out
 from script_folder import start as start_script
-from test_scrolls import byte_tokenizer
+from test_scrolls_generation import make_base
 
 from tape import command
 from tape.commands import train
@@ -28,13 +28,6 @@ from tape.model.checkpoint import load, weight_files
 from tape.results.runs import read_run
 from tape.runs.folder import HASHES, finalize_checkpoint
 from tape.settings.schema import FOLDER
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
 
 BOUNDS = [
     ("an integer in 258..2147483647", "vocab_size", "many", 100),
@@ -123,19 +116,16 @@ base_model=. | base_model=\.: \. has no config\.json
 """
 
 
-@pytest.fixture
-def small(text, cache):
-    data = ["data=text", f"data.files={text}", "vocab_size=300", f"cache_dir={cache}"]
-    return [*data, "trainer.max_steps=2", "trainer.save_steps=1"]
-
-
 @pytest.mark.filterwarnings("error::FutureWarning")
 @pytest.mark.parametrize("case", SETTINGS.strip().splitlines())
-def test_settings_of_a_run(case, small, here):
+def test_settings_of_a_run(case, text, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     settings, message = case.split(" | ")
+    small = ["data=text", f"data.files={text}", "vocab_size=300", f"cache_dir={cache}"]
+    small += ["trainer.max_steps=2", "trainer.save_steps=1"]
     cfg = configuration([*small, *re.split(r" (?=\S+=)", settings)])
     assert re.search(message, line_of(train.run, cfg))
-    assert not left_in(here)
+    assert not left_in(tmp_path)
 
 
 COMMAND_LINES = [
@@ -176,15 +166,16 @@ class Foreign:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_foreign_pickle_in_a_checkpoint(start, finished, here, name):
+def test_a_foreign_pickle_in_a_checkpoint(start, finished, tmp_path, monkeypatch, name):
     """It is never loaded, whatever its hash says."""
+    monkeypatch.chdir(tmp_path)
     shutil.rmtree(finished / "checkpoint-8")
     checkpoint = finished / "checkpoint-4"
     torch.save(Foreign(), checkpoint / name, pickle_module=pickle)
     (checkpoint / HASHES).unlink()
     finalize_checkpoint(checkpoint.rename(finished / "work"), checkpoint)
     assert "checkpoint-4 contains objects that are not loaded" in line_of(start)
-    assert not (here / "loaded").exists()
+    assert not (tmp_path / "loaded").exists()
 
 
 VARIABLES = [
@@ -208,28 +199,23 @@ def test_variables_of_scripts(tmp_path, name, variable, values):
         assert not (tmp_path / "harm").exists() and not (tmp_path / "output").exists()
 
 
-ARGUMENTS = [
-    (command.integer(2), "1 -5 nan 1e3", "must be an integer >= 2"),
-    (command.integer(1, 1000), "1001 99999999999999", "is more than 1,000"),
-    (command.folder_name, "../x .lock '' a/b", "it must be a single folder name of letters"),
-    (command.path, "''", "'' must be a path"),
-    (command.result_folder, "/proc/x /dev/null/x", "x cannot be used: No"),
-]
-
-
-@pytest.mark.parametrize(("parse", "texts", "message"), ARGUMENTS)
-def test_arguments(parse, texts, message):
-    for text in shlex.split(texts):
-        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
-            parse(text)
+def test_arguments():
+    for parse, texts, message in (
+        (command.integer(2), "1 -5 nan 1e3", "must be an integer >= 2"),
+        (command.integer(1, 1000), "1001 99999999999999", "is more than 1,000"),
+        (command.folder_name, "../x .lock '' a/b", "it must be a single folder name of letters"),
+        (command.path, "''", "'' must be a path"),
+        (command.result_folder, "/proc/x /dev/null/x", "x cannot be used: No"),
+    ):
+        for text in shlex.split(texts):
+            with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
+                parse(text)
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """A good model with its tokenizer, and bad settings of problems."""
-    folder, tokenizer = tmp_path_factory.mktemp("made") / "model", byte_tokenizer()
-    for part in (make_model("tape", vocab_size=len(tokenizer)), tokenizer):
-        part.save_pretrained(folder)
+    folder = make_base(tmp_path_factory.mktemp("made") / "model")
     (folder / "problems.json").write_text('{"max_first": "many"}')
     return folder
 

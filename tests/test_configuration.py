@@ -18,47 +18,18 @@ from tape import TapeConfig, TapeForCausalLM, TapeModel
 from tape.attention import backends as attention
 from tape.positions import ENCODINGS
 
-LONGROPE = {"rope_type": "longrope", "factor": 4.0}
 ROTATING = ("rope", "tape", "xpos", "randpe", "yarn", "tape_yarn")
 
 
-@pytest.mark.parametrize(
-    ("position", "message"),
-    [
-        ("alibii", r"unknown position encoding 'alibii'; did you mean 'alibi'\? Known: abacus"),
-        ({"name": "fire", "hiden": 8}, r"'fire' takes no argument 'hiden'; did you mean 'hidden'"),
-        ({"theta": 1.0}, r"unknown position encoding None"),
-        ({"name": "rope", "theta": "x"}, r"theta='x' must be a number > 0"),
-        ({"name": "rope", "sampler": "shft"}, r"unknown sampler 'shft'; did you mean 'shift'"),
-        ({"name": "rope", "sampler": {"name": "shift", "length": 1}}, r"no argument 'length'"),
-        ({"name": "rope", "scaling": {"rope_type": "dynamic"}}, r"rope_type='dynamic'.*: clipped"),
-        ({"name": "rope", "scaling": LONGROPE}, r"rope_type='longrope' also needs long_factor"),
-        ({"name": "yarn", "scaling": {"rope_type": "linear"}}, r"yarn sets the scaling itself"),
-        ({"name": "tape", "width": "0H"}, r"width='0H' must be an integer > 0, or a multiple"),
-        ({"name": "t5", "num_buckets": 7}, r"num_buckets=7 must be even"),
-        ({"name": "rope", "sampler": {"name": "shift", "maximum": 3.7}}, r"maximum=3\.7"),
-        ({"name": "tape", "equivariant": "no"}, r"equivariant='no' must be true or false"),
-        ({"name": "t5", "num_buckets": 8.0}, r"num_buckets=8\.0 must be an integer"),
-        ({"name": "randpe", "length": 50.5}, r"length=50\.5 must be an integer"),
-    ],
-)
-def test_bad_positions_are_refused(position, message):
-    with pytest.raises(ValueError, match=message):
-        make_model(position)
-
-
-@pytest.mark.parametrize(
-    ("position", "changes", "message"),
-    [
+def test_shapes_that_an_encoding_cannot_have_are_refused():
+    for position, changes, message in (
         *((name, {"hidden_size": 28}, "head_dim=7 must be even") for name in ROTATING),
         ("rope", {"num_key_value_heads": 3}, "num_attention_heads=4 must be a multiple of"),
         ("sincos", {"hidden_size": 33, "num_attention_heads": 3, "head_dim": 8}, "=33 must be"),
         ("tape_not_tensorial", {"num_key_value_heads": 2}, r"tensorial=false.*key_value_heads=2"),
-    ],
-)
-def test_shapes_that_an_encoding_cannot_have_are_refused(position, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_model(position, **changes)
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_model(position, **changes)
 
 
 def test_unknown_fields_are_refused(tmp_path):
@@ -111,24 +82,21 @@ def test_configurations_survive_copies_and_fields_of_their_users(tmp_path, caplo
     assert said == {"no fields of TapeConfig, without effect: note"}
 
 
-@pytest.mark.parametrize(
-    ("position", "kernel", "message"),
-    [
+def test_attention_that_cannot_run_is_refused(monkeypatch):
+    """transformers would take another in its place, or load a kernel from the hub."""
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
+    for position, kernel, message in (
         ("fire", "flash_attention_2", "with position 'fire'.*no score bias other than.*eager"),
         ("rope", "flash_attention_2", r"flash-attn package is missing.*EXTRAS=flash.*eager, sdpa"),
         ("tape", "spda", "did you mean 'sdpa'"),
         ("rope", "flash_attention_3", "with position 'rope': no such implementation"),
         ("rope", "kernels-community/flash-attn2", "with position 'rope': no such implementation"),
-    ],
-)
-def test_attention_that_cannot_run_is_refused(position, kernel, message, monkeypatch):
-    """transformers would take another in its place, or load a kernel from the hub."""
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
-    with pytest.raises(ValueError, match=message):
-        make_model(position, kernel=kernel)
-    for given in (kernel, {"": kernel}):
+    ):
         with pytest.raises(ValueError, match=message):
-            make_model(position).set_attn_implementation(given)
+            make_model(position, kernel=kernel)
+        for given in (kernel, {"": kernel}):
+            with pytest.raises(ValueError, match=message):
+                make_model(position).set_attn_implementation(given)
 
 
 def test_what_a_model_returns_and_takes():
@@ -162,21 +130,16 @@ def test_a_saved_configuration_says_every_argument(tmp_path, name):
     assert None not in config.position.values()
 
 
-@pytest.mark.parametrize(
-    ("saved", "given", "expected"),
-    [
+def test_an_override_of_the_same_encoding_keeps_what_it_does_not_name(tmp_path):
+    for saved, given, expected in (
         ({"name": "fire", "threshold": 6.0}, "fire", {"threshold": 6.0, "hidden": 32}),
         ({"name": "tape", "width": "3H"}, {"name": "adape", "sampler": "shift"}, {"width": 12}),
         ({"name": "t5", "num_buckets": 8}, {"name": "t5", "max_distance": 9}, {"num_buckets": 8}),
         ({"name": "t5", "num_buckets": 8}, "alibi", {"name": "alibi"}),
-    ],
-)
-def test_an_override_of_the_same_encoding_keeps_what_it_does_not_name(
-    tmp_path, saved, given, expected
-):
-    make_config(saved).save_pretrained(tmp_path)
-    position = TapeConfig.from_pretrained(tmp_path, position=given).position
-    assert position | expected == position
+    ):
+        make_config(saved).save_pretrained(tmp_path)
+        position = TapeConfig.from_pretrained(tmp_path, position=given).position
+        assert position | expected == position
 
 
 def test_defaults_follow_from_fields_that_are_overridden_with_the_position(tmp_path):

@@ -21,14 +21,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from tape import TapeConfig, TapeForCausalLM
 from tape.positions.bias import alibi_slopes, t5_bucket
 
-
-def llama_and_ours(position="rope", **changes):
-    ours = make_config(position, **changes)
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(**fields_of_llama(ours, "rope_parameters"))).eval()
-    return llama, ours
-
-
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8}
 LLAMA3 |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0}
@@ -39,7 +32,7 @@ FIXED = {"short_factor": [1.0, 1.0, 1.5, 2.0], "long_factor": [1.0, 1.0, 1.5, 2.
 # Fields of a Llama's config.json, also in the form before `rope_parameters`.
 ROPES = {
     "theta": {"rope_theta": 500.0},
-    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+    "linear": {"rope_parameters": LINEAR},
     "linear, old": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}},
@@ -61,7 +54,6 @@ OF_OTHERS = {"window": {"sliding_window": 4}, "norm": {"qk_norm": True, "attenti
 OF_OTHERS |= {"recurrences": {"num_recurrences": 2}}
 SCALED = ("linear", "linear, old", "llama3", "proportional")
 VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
-
 
 SUMMED = CONTEXTUAL | {"theta": 500.0, "start": 1.0}
 STARTS = {  # the encodings as which others start, and their weights in which sums do not read texts
@@ -93,8 +85,9 @@ def test_starts_as_another_encoding(name):
 
 def llama_folder(folder, rope):
     """The checkpoint of a Llama with such fields in its config.json."""
-    llama, _ = llama_and_ours(num_key_value_heads=2)
-    llama.save_pretrained(folder)
+    torch.manual_seed(0)
+    fields = fields_of_llama(make_config(num_key_value_heads=2))
+    LlamaForCausalLM(LlamaConfig(**fields)).save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
     del saved["rope_parameters"]
     (folder / "config.json").write_text(json.dumps(saved | rope))
@@ -162,43 +155,38 @@ def test_ntk_aware_scaling_is_another_theta():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("dtype", "centre", "positions", "tolerance"),
-    [
+def test_xpos_is_as_precise_far_away_as_at_its_centre():
+    tokens = random_tokens(2, 12)
+    for dtype, centre, positions, tolerance in (
         (torch.float16, None, range(12_000, 12_012), 2e-3),
         (torch.float16, 12_000.0, range(0, 24_000, 2_000), 2e-3),
         (torch.bfloat16, None, range(139_000, 139_012), 16e-3),
-    ],
-)
-def test_xpos_is_as_precise_far_away_as_at_its_centre(dtype, centre, positions, tolerance):
-    tokens, position = random_tokens(2, 12), {"name": "xpos", "centre": centre}
-    model, exact = (make_model(position, dtype=each) for each in (dtype, torch.double))
-    where = torch.tensor([*positions])[None]
-    expected = exact(tokens, position_ids=where).logits
-    error = in_pieces(model, tokens, [9, 1, 1, 1], position_ids=where).double() - expected
-    assert error.norm() / expected.norm() < tolerance
+    ):
+        position = {"name": "xpos", "centre": centre}
+        model, exact = (make_model(position, dtype=each) for each in (dtype, torch.double))
+        where = torch.tensor([*positions])[None]
+        expected = exact(tokens, position_ids=where).logits
+        error = in_pieces(model, tokens, [9, 1, 1, 1], position_ids=where).double() - expected
+        assert error.norm() / expected.norm() < tolerance, (dtype, centre)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("dtype", "centre", "first", "allowed"),
-    [
+def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at():
+    for dtype, centre, first, allowed in (
         (torch.float16, None, 20_000, "12,472"),
         (torch.float16, 15_000.0, 0, "27,464"),
         (torch.bfloat16, None, 150_000, "139,"),
         (torch.float32, None, 150_000, "139,"),
-    ],
-)
-def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at(dtype, centre, first, allowed):
-    model = make_model({"name": "xpos", "centre": centre}, dtype=dtype)
-    centre = TRAIN_LENGTH / 2 if centre is None else centre
-    message = rf"centre={centre} in {dtype} at positions 0 to {first + 4}: .* to {allowed}"
-    where = torch.arange(first, first + 5)[None]
-    with pytest.raises(ValueError, match=message):
-        model(random_tokens(1, 5), position_ids=where)
-    autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
-    with pytest.raises(ValueError, match=message), autocast:
-        model.float()(random_tokens(1, 5), position_ids=where)
+    ):
+        model = make_model({"name": "xpos", "centre": centre}, dtype=dtype)
+        centre = TRAIN_LENGTH / 2 if centre is None else centre
+        message = rf"centre={centre} in {dtype} at positions 0 to {first + 4}: .* to {allowed}"
+        where = torch.arange(first, first + 5)[None]
+        with pytest.raises(ValueError, match=message):
+            model(random_tokens(1, 5), position_ids=where)
+        autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
+        with pytest.raises(ValueError, match=message), autocast:
+            model.float()(random_tokens(1, 5), position_ids=where)
 
 
 @pytest.mark.parametrize(("position", "expected"), [("rope", 162_417_408), ("tape", 162_837_168)])
@@ -223,16 +211,27 @@ WRONG = {
     "relative: extent='x' must be an integer >= 1": {"extent": "x"},
     "repo: start=3 must be the number of a layer, 0 to 2": {"start": 3},
     "repo: theta='x' must be a number > 0": {"theta": "x"},
+    "t5: num_buckets=7 must be even": {"num_buckets": 7},
+    "t5: num_buckets=8.0 must be an integer": {"num_buckets": 8.0},
     "tapa: share=1 must leave both products": {"share": 1},
     "tape: init='xavir' must be 'zero' or 'xavier'": {"init": "xavir"},
+    "tape: width='0H' must be an integer > 0, or a multiple": {"width": "0H"},
     "xpos: centre=nan must be a number": {"centre": float("nan")},
 }
-LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+WRONG_POSITIONS = {
+    "unknown position encoding 'alibii'; did you mean 'alibi'? Known: abacus": "alibii",
+    "unknown position encoding None": {"theta": 1.0},
+    "unknown sampler 'shft'; did you mean 'shift'": {"name": "rope", "sampler": "shft"},
+    "takes no argument 'length'": {"name": "rope", "sampler": {"name": "shift", "length": 1}},
+    "shift: maximum=3.7 must": {"name": "rope", "sampler": {"name": "shift", "maximum": 3.7}},
+    "rope_theta='x' must be a number > 0": {"name": "rope", "theta": "x"},
+    "yarn sets the scaling itself": {"name": "yarn", "scaling": {"rope_type": "linear"}},
+}
 WRONG_SCALINGS = {
     "scaling='linear' must be a mapping": "linear",
+    "rope_type='longrope' also needs long_factor": {"rope_type": "longrope", "factor": 4.0},
     "factor=-2 must be a number > 0": {"rope_type": "linear", "factor": -2},
     "factor=0.5 must be a number >= 1": {"rope_type": "ntk", "factor": 0.5},
-    "not default or proportional": LINEAR | {"partial_rotary_factor": 0.5},
     "partial_rotary_factor=1.5 must be": {"rope_type": "default", "partial_rotary_factor": 1.5},
     "=0.4 of head_dim=8 channels": {"rope_type": "default", "partial_rotary_factor": 0.4},
     "beta_slow=8 must be below beta_fast=4": YARN | {"beta_slow": 8, "beta_fast": 4},
@@ -245,9 +244,10 @@ def test_wrong_arguments_are_refused():
     for message, given in WRONG.items():
         with pytest.raises(ValueError, match=f"^position {re.escape(message)}"):
             make_model({"name": message.split(":")[0], **given})
-    for message, scaling in WRONG_SCALINGS.items():
+    scalings = {message: {"name": "rope", "scaling": x} for message, x in WRONG_SCALINGS.items()}
+    for message, position in (WRONG_POSITIONS | scalings).items():
         with pytest.raises(ValueError, match=re.escape(message)):
-            make_model({"name": "rope", "scaling": scaling})
+            make_model(position)
     for name in ("grape_m", "repo"):
         with pytest.raises(ValueError, match=f"position {name} on frequencies with rope_type='lin"):
             make_model({"name": name}, rope_parameters=LINEAR)

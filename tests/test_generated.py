@@ -1,7 +1,6 @@
 """Runs of generated tasks: what they watch, write, continue and refuse, criteria, and the suite."""
 
 import doctest
-import json
 import shutil
 
 import hydra
@@ -10,6 +9,7 @@ import pandas as pd
 import pytest
 from commands import run_command
 from conftest import composed
+from test_training import report_of
 from trained import assert_same_weights, losses, weights
 from transformers import AutoTokenizer
 
@@ -48,10 +48,6 @@ def start(folder, name, overrides=""):
     return folder
 
 
-def reported(folder):
-    return json.loads((folder / "report" / "report.json").read_text())
-
-
 @pytest.mark.parametrize(
     ("name", "source", "position", "flags"),
     [
@@ -67,7 +63,7 @@ def test_a_run(name, source, position, flags, tmp_path, capsys):
     assert [row["step"] for row in rows] == [4, 8]
     assert "step 8/8  validation accuracy in " in capsys.readouterr().out
     for part in ("accuracy_in", "accuracy_out"):
-        assert reported(folder)[part] == rows[-1][f"eval_{part}"]
+        assert report_of(folder)[part] == rows[-1][f"eval_{part}"]
     assert "| length | right answers |" in (folder / "report" / "report.md").read_text()
     assert type(source).load(folder) == source
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -162,7 +158,7 @@ def test_a_run_ends_soon_after_its_criterion(evaluated, tmp_path):
     """It is not trained again, and a continued one equals it."""
     folder = evaluated[0]
     rows = read_metrics(folder / "metrics.jsonl")
-    step, end = reported(folder)["criterion_step"], max(row["step"] for row in rows)
+    step, end = report_of(folder)["criterion_step"], max(row["step"] for row in rows)
     assert step == callbacks.reached(rows, 0.3) and end == callbacks.last_step(step, 100) < 100
     told = f"Reached 30% right answers in the trained lengths at step {step}."
     assert told in (folder / "report" / "report.md").read_text()
@@ -214,7 +210,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert text.startswith("| encoding | parity |\n|---|---|\n| rope | ") and ", 2 of 3 |" in text
     tables = [pd.read_csv(run / "synthetic" / "synthetic.csv") for run in evaluated]
     assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
-    assert reported(evaluated[2])["criterion_step"] is None
+    assert report_of(evaluated[2])["criterion_step"] is None
     assert "Failed to reach 30%" in (evaluated[2] / "report" / "report.md").read_text()
     twice = np.mean([t.query("measure == 'accuracy' and length == 4")["value"] for t in tables[:2]])
     assert float(row["at twice, %"]) == pytest.approx(100 * twice, abs=0.05)

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import sys
-from functools import partial
 from itertools import product
 
 import pytest
@@ -21,19 +20,13 @@ from tape.settings.groups import options
 
 
 @pytest.fixture
-def run_script(tmp_path):
-    return partial(start, lay_out(tmp_path))
+def project(tmp_path):
+    return lay_out(tmp_path)
 
 
-@pytest.fixture
-def done(tmp_path):
-    folder = lay_out(tmp_path)
-
-    def done(script, *settings, **variables):
-        (words,) = commands_of(folder, script, *settings, **variables)
-        return run_command(*words, folder=folder)
-
-    return done
+def done(folder, script, *settings, **variables):
+    (words,) = commands_of(folder, script, *settings, **variables)
+    return run_command(*words, folder=folder)
 
 
 NAMED = {"data=local": "adape_local", "experiment=c4": "adape_c4", "name=mine": "mine"}
@@ -41,8 +34,8 @@ NAMED["data=text data.name=code"] = "adape_code"
 
 
 @pytest.mark.parametrize(("settings", "name"), NAMED.items())
-def test_a_run_is_named_after_its_text(done, settings, name):
-    outcome = done("train.sh", *settings.split(), "--cfg", "job", "--resolve")
+def test_a_run_is_named_after_its_text(project, settings, name):
+    outcome = done(project, "train.sh", *settings.split(), "--cfg", "job", "--resolve")
     composed = yaml.safe_load(outcome.out)
     assert (composed["name"], composed["output_dir"]) == (name, f"output/{name}"), outcome
 
@@ -56,19 +49,18 @@ BASES = [
 
 
 @pytest.mark.parametrize(("there", "variables", "settings", "base"), BASES)
-def test_what_is_fine_tuned(tmp_path, there, variables, settings, base):
-    folder = lay_out(tmp_path)
+def test_what_is_fine_tuned(project, there, variables, settings, base):
     for name in there:
-        (folder / "output" / name).mkdir(parents=True)
-    python = {"VIRTUAL_ENV": str(folder / "recorder")}
-    printed, _ = start(folder, "ft_scrolls.sh", *settings, **variables, **python).communicate()
+        (project / "output" / name).mkdir(parents=True)
+    python = {"VIRTUAL_ENV": str(project / "recorder")}
+    printed, _ = start(project, "ft_scrolls.sh", *settings, **variables, **python).communicate()
     *told, command = printed.splitlines()
     assert re.findall(r"base_model=(\S+)", command)[-1] == f"output/{base}"
     assert len(told) == base.endswith("_local") and all(f"output/{base}, " in line for line in told)
 
 
-def test_a_synthetic_run_has_its_own_folder(run_script):
-    refused = run_script("train_synthetic.sh", "output_dir=output/long", TYPE="rope")
+def test_a_synthetic_run_has_its_own_folder(project):
+    refused = start(project, "train_synthetic.sh", "output_dir=output/long", TYPE="rope")
     printed, _ = refused.communicate()
     assert refused.returncode == 1 and "error: output_dir=output/long: the result is in" in printed
 
@@ -83,69 +75,69 @@ esac
 """
 
 
-def test_a_day_with_a_gpu_says_what_is_left(run_script, tmp_path):
+def test_a_day_with_a_gpu_says_what_is_left(project):
     """What failed, what the time was over for, what waits; then only that runs again."""
-    stub = tmp_path / "venv" / "bin" / "python"
+    stub, parts = project / "venv" / "bin" / "python", "layer training text"
     stub.write_text(STUB)
-    printed, _ = run_script("gpu/all.sh", PARTS="layer training text", SLICE="3").communicate()
+    printed, _ = start(project, "gpu/all.sh", PARTS=parts, SLICE="3").communicate()
     states = dict(re.findall(r"^\| (\S+: \S+) \| ([^,|]+)\b.*\|$", printed, re.M))
     expected = {"layer: layer": "failed", "text: rope": "waits", "text: tape": "waits"}
     assert states == expected | dict.fromkeys(("training: training", "training: biases"), "goes on")
-    (tmp_path / "again").touch()
+    (project / "again").touch()
     stub.write_text(STUB.replace("sleep 60", "true").replace("exit 3", "true"))
-    again = run_script("gpu/all.sh", PARTS="layer training text", SLICE="60")
+    again = start(project, "gpu/all.sh", PARTS=parts, SLICE="60")
     printed, _ = again.communicate()
     assert again.returncode == 0 and printed.count("| finished |") == 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["adape", "longlora"])
-def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method):
+def test_a_llama_is_extended_by_the_papers_command(project, text, method):
     """The recipe, but for its size; rotary methods give a plain Llama."""
-    make_base(tmp_path / "base", "rope")
+    make_base(project / "base", "rope")
     small = ["base_model=base", "length=32", "data=text", f"data.files={text}", "eval_blocks=4"]
     small += ["trainer.max_steps=2", "trainer.gradient_accumulation_steps=2", "report.tokens=64"]
-    trained = done("train_llama.sh", *small, "trainer.warmup_steps=1", TYPE=method)
+    trained = done(project, "train_llama.sh", *small, "trainer.warmup_steps=1", TYPE=method)
     assert trained.status == 0, trained.err
     assert "weights train:" in trained.out
     assert f"report are in output/llama_{method}" in trained.out
     form = "tape" if method == "adape" else "llama"
     command = ["-m", "tape.export", f"output/llama_{method}", "--out", "plain", "--format", form]
-    exported = run_command(*command, folder=tmp_path)
+    exported = run_command(*command, folder=project)
     assert exported.status == 0, exported.err
-    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    config = json.loads((project / "plain" / "config.json").read_text())
     assert config["model_type"] == form
 
 
-def test_scrolls_from_zips_to_scores(done, tmp_path):
-    (zips := tmp_path / "data" / "scrolls").mkdir(parents=True)
-    write_task(zips, "quality")
-    make_base(tmp_path / "output" / "adape_c4")
+def test_scrolls_from_zips_to_scores(project):
+    write_task(project / "data" / "scrolls", "quality")
+    make_base(project / "output" / "adape_c4")
     tiny = ["budget=demo", "trainer.max_steps=2", "trainer.per_device_train_batch_size=2"]
+    tiny.append("trainer.gradient_accumulation_steps=1")
     variables = {"TYPE": "adape", "DATASET_NAME": "quality", "SAVE_DIR": "scrolls/quality"}
-    trained = done("ft_scrolls.sh", *tiny, "trainer.gradient_accumulation_steps=1", **variables)
+    trained = done(project, "ft_scrolls.sh", *tiny, **variables)
     assert trained.status == 0, trained.err
     assert "report are in output/scrolls/quality/adape" in trained.out
-    answered = done("gen_scrolls.sh", "processes=1", **variables)
+    answered = done(project, "gen_scrolls.sh", "processes=1", **variables)
     assert answered.status == 0, answered.err
     command = ["--split", "validation", "--dataset_name", "quality"]
     command += ["--predictions", "scrolls/quality/adape.json", "--metrics_output_dir", "scores"]
-    scored = run_command("eval_scrolls.py", *command, folder=tmp_path)
+    scored = run_command("eval_scrolls.py", *command, folder=project)
     assert scored.status == 0, scored.err
     assert json.loads(scored.out)["num_predicted"] == 3
-    assert (tmp_path / "scores" / "quality_metrics.json").read_text() == scored.out
+    assert (project / "scores" / "quality_metrics.json").read_text() == scored.out
 
 
 @pytest.mark.slow
-def test_the_demo(run_script, tmp_path):
+def test_the_demo(project):
     """As many steps as tell the kinds of questions apart, from a model that was never trained."""
-    make_base(tmp_path / "output" / "adape_local")
-    demo = run_script("scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
+    make_base(project / "output" / "adape_local")
+    demo = start(project, "scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
     printed, _ = demo.communicate()
     assert demo.returncode == 0, printed
     for name in ("adape", "adape_untuned"):
         assert re.search(rf"\n\| {name} \| [\d.]+ \|\n", printed)
-    page = tmp_path / "scrolls" / "sample" / "metrics" / "sample_answers.html"
+    page = project / "scrolls" / "sample" / "metrics" / "sample_answers.html"
     assert page.stat().st_size > 1000
 
 
@@ -156,26 +148,18 @@ echo "$last"
 """
 
 
-def test_extras_are_installed_when_asked_for_and_kept(tmp_path):
+def test_extras_are_installed_when_asked_for_and_kept(project):
     for name in ("pyproject.toml", "constraints.txt", "script/setup.sh"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    python = tmp_path / "environment" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(PIP.format(python=sys.executable))
-    python.chmod(0o755)
+        shutil.copy(ROOT / name, project / name)
+    (project / "venv" / "bin" / "python").write_text(PIP.format(python=sys.executable))
 
     def installed(extras):
-        environment = {"VIRTUAL_ENV": str(tmp_path / "environment"), "EXTRAS": extras}
-        printed, _ = start(tmp_path, "setup.sh", **environment).communicate()
+        printed, _ = start(project, "setup.sh", EXTRAS=extras).communicate()
         return printed.splitlines()[1:]
 
     assert [installed(""), installed("")] == [["."], []]
     assert [installed("flash,eval"), installed("eval")] == [[".[eval,flash]"], []]
     assert [installed("dev"), installed("")] == [[".[dev,eval,flash]"], []]
-
-
-SEVEN = "adape rope fire randrope nope alibi xpos"
 
 
 def commands(*words):
@@ -190,11 +174,6 @@ def given(command, name):
         ends = (n for n, word in enumerate(values) if word.startswith("--"))
         return values[: next(ends, len(values))]
     return [word.partition("=")[2] for word in command if word.startswith(f"{name}=")]
-
-
-@pytest.fixture
-def commands_in(tmp_path):
-    return partial(commands_of, lay_out(tmp_path))
 
 
 def test_values_and_seeds_are_combined():
@@ -221,8 +200,6 @@ def test_values_and_seeds_are_combined():
 
 
 SMALL = {"ablation_architecture", "bigrams", "passkey", "suite_quick"}
-
-
 LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(options("sweep") - SMALL)]
 
 
@@ -290,14 +267,15 @@ def test_the_models_of_each_seed_start_from_its_base():
     assert evaluated == [[folder] for folder in (*bases, *folders)]
 
 
-def test_variables_of_the_comparison_on_text(commands_in):
-    runs = [run for run in commands_in("compare.sh", "length=512") if run[0] == "train"]
-    assert [given(run, "position")[0] for run in runs][:7] == SEVEN.split()
+def test_variables_of_the_comparison_on_text(project):
+    runs = [run for run in commands_of(project, "compare.sh", "length=512") if run[0] == "train"]
+    seven = ["adape", "rope", "fire", "randrope", "nope", "alibi", "xpos"]
+    assert [given(run, "position")[0] for run in runs][:7] == seven
     assert {given(run, "seed")[0] for run in runs} == {*"01234"}
     assert all("length=512" in run for run in runs)
     variables = {"TYPES": " rope\ntape ", "SEEDS": "3", "NAME": "e", "BASELINE": "tape width=64"}
     flags = {"EVALUATION": "--data text --files github/", "EXPERIMENT": "compare_quick"}
-    found = commands_in("compare.sh", **variables, **flags)
+    found = commands_of(project, "compare.sh", **variables, **flags)
     names = [["experiment=compare_quick", f"name=e_{row}_3"] for row in ("rope", "tape")]
     assert [run[1:3] for run in found[:3:2]] == names
     assert found[1][-4:] == ["--data", "text", "--files", "github/"]
@@ -307,11 +285,12 @@ def test_variables_of_the_comparison_on_text(commands_in):
     assert given(found[-1], "out") == ["output/compare_e"]
 
 
-def test_variables_of_the_suite(commands_in):
-    found = commands_in("suite.sh", TASKS="copy s5", TYPES="rope", EVALUATION="--samples 5")
+def test_variables_of_the_suite(project):
+    variables = {"TASKS": "copy s5", "TYPES": "rope", "EVALUATION": "--samples 5"}
+    found = commands_of(project, "suite.sh", **variables)
     assert len(found) == 5 * 2 * 2 + 1
     assert [*given(found[2], "data"), *given(found[2], "position")] == ["s5", "rope"]
     evaluated = ["--model", "output/suite_copy_rope_0", "--task", "synthetic"]
     assert found[1] == ["evaluate", *evaluated, "--samples", "5"]
-    quick = commands_in("suite.sh", "quick", "trainer.max_steps=999")
+    quick = commands_of(project, "suite.sh", "quick", "trainer.max_steps=999")
     assert len(quick) == 3 * 3 * 2 + 1 and "trainer.max_steps=999" in quick[0]

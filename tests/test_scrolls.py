@@ -79,9 +79,10 @@ def test_the_default_folder(folder, zipped, tmp_path, monkeypatch):
     assert str(find(*asked)) == f"{folder}/{place}/train.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_bad_row_is_named(tmp_path):
+    path = write_task(tmp_path, "quality", zipped=False) / "train.jsonl"
+    first, second, third, *others = path.read_text().splitlines()
+    for change, message in (
         (lambda row: '{"id": ', r"train\.jsonl, line 3: Expecting value"),
         (lambda row: "[1]", "line 3: not a JSON object"),
         (lambda row: json.dumps(row | {"output": None}), "line 3: id 'quality-train-2': output=No"),
@@ -89,15 +90,11 @@ def test_the_default_folder(folder, zipped, tmp_path, monkeypatch):
         (lambda row: json.dumps(row | {"output": "\ud800"}), "output='.ud800' must be text"),
         (lambda row: json.dumps(row | {"pid": "0"}), "duplicate pid"),
         (lambda row: json.dumps(row | {"input": "What?\n\nText"}), "its input has no choices and"),
-    ],
-)
-def test_a_bad_row_is_named(change, message, tmp_path):
-    path = write_task(tmp_path, "quality", zipped=False) / "train.jsonl"
-    first, second, third, *others = path.read_text().splitlines()
-    path.write_text("\n".join([first, second, change(json.loads(third)), *others]))
-    with pytest.raises(ValueError, match=message):
-        examples_of(tmp_path, "quality", budget=Budget(300, 8))
-    assert not list((tmp_path / "cache" / "scrolls").iterdir())  # nothing half-done is left
+    ):
+        path.write_text("\n".join([first, second, change(json.loads(third)), *others]))
+        with pytest.raises(ValueError, match=message):
+            examples_of(tmp_path, "quality", budget=Budget(300, 8))
+        assert not list((tmp_path / "cache" / "scrolls").iterdir())  # nothing half-done is left
 
 
 def test_files_that_are_broken(tmp_path):

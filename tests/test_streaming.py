@@ -36,7 +36,8 @@ def folder(tmp_path_factory):
     lines = gzip.decompress((folder / name).read_bytes()).splitlines(keepends=True)
     lines[5] = b"\n"
     lines[9] = record(" ".join(map(str, range(900))))  # longer than a window
-    (folder / name).write_bytes(gzip.compress(b"".join(lines), mtime=0))
+    members = b"".join(lines[:30]), b"".join(lines[30:])[:-1]  # and no line break at the end
+    (folder / name).write_bytes(b"".join(gzip.compress(part, mtime=0) for part in members))
     return folder
 
 
@@ -58,10 +59,12 @@ def take(stream, count):
     return [block["input_ids"].tolist() for block in islice(stream, count)]
 
 
-def by_definition(corpus, tokenizer, seed, count):
+@pytest.fixture(scope="module")
+def expected(folder, tokenizer):
+    """The blocks by definition, with the seed 3."""
     tokens, epoch = [], 0
-    while len(tokens) < (count + WINDOW) * LENGTH:
-        for shard in corpus.order(seed, epoch):
+    while len(tokens) < (TAKEN + WINDOW) * LENGTH:
+        for shard in C4Corpus(folder).order(3, epoch):
             for line in gzip.decompress(Path(shard.url).read_bytes()).splitlines():
                 if line:
                     text = json.loads(line)["text"]
@@ -69,17 +72,11 @@ def by_definition(corpus, tokenizer, seed, count):
         epoch += 1
     blocks = [tokens[n : n + LENGTH] for n in range(0, len(tokens) - LENGTH + 1, LENGTH)]
     shuffled = []
-    for window in range(count // WINDOW + 1):
-        order = np.random.RandomState([seed, window]).permutation(WINDOW)
+    for window in range(TAKEN // WINDOW + 1):
+        order = np.random.RandomState([3, window]).permutation(WINDOW)
         shuffled += [blocks[window * WINDOW + which] for which in order]
-    return shuffled[:count], epoch
-
-
-@pytest.fixture(scope="module")
-def expected(folder, tokenizer):
-    blocks, epochs = by_definition(C4Corpus(folder), tokenizer, 3, TAKEN)
-    assert epochs == 3 and len({tuple(block) for block in blocks}) > TAKEN / 2
-    return blocks
+    assert epoch == 3 and len({*map(tuple, shuffled)}) > TAKEN / 2
+    return shuffled[:TAKEN]
 
 
 def test_the_stream_is_what_it_is_defined_as(stream, expected):
@@ -164,8 +161,6 @@ SETTINGS += ["trainer.save_steps=4", "trainer.eval_steps=2", "trainer.logging_st
 # Runs stop within a window, and steps lie across its border.
 SETTINGS += ["trainer.gradient_accumulation_steps=2", "trainer.per_device_train_batch_size=3"]
 SETTINGS += ["data.window=5", "position.sampler=shift"]  # shows a random state that is not restored
-# Otherwise fewer steps would have another schedule.
-SETTINGS += ["trainer.lr_scheduler_type=constant", "trainer.warmup_steps=0"]
 
 
 @pytest.fixture
@@ -179,8 +174,7 @@ def start(folder, tmp_path):
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
-    settings = ["trainer.lr_scheduler_type=cosine", "trainer.save_steps=3"]
-    settings.append("trainer.save_total_limit=null")
+    settings = ["trainer.save_steps=3", "trainer.save_total_limit=null"]
     whole, killed = start(*settings, run="whole"), tmp_path / "killed"
     shutil.copytree(whole, killed)
     for step in (6, 8):
@@ -199,7 +193,6 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
         "data.shards=2": r"data\.shards: None -> 2\n  tokens\.train",
         "data.window=6": r"data\.window: 5 -> 6\n  tokens\.train",
         "seed=1": r"\n  seed: 0 -> 1",
-        "trainer.gradient_accumulation_steps=4": r"\n  sequences_per_step: 6 -> 12",
     }.items():
         with pytest.raises(ValueError, match=message):
             start(change)
@@ -287,23 +280,15 @@ def test_a_streamed_fingerprint_reads_the_ends_of_files_alone(tmp_path):
 
 
 def test_a_broken_shard_is_named(official):
-    lines = [record(f"{n} {os.urandom(3000).hex()}") for n in range(8)]
-    whole = gzip.compress(b"".join(lines))
+    whole = gzip.compress(record(os.urandom(30_000).hex()))
     half = len(whole) // 2
     for content, fault in (
-        (whole[:half] + b"\xff" * 99 + whole[half + 99 :], " cannot be read: "),
-        (whole + b"nonsense", " cannot be read: Not a gzipped file"),
-        (gzip.compress(b"".join([*lines, b"nonsense"])), ", line 9: not JSON"),
+        (whole[:half] + b"\xff" * 99 + whole[half + 99 :], ""),
+        (whole + b"nonsense", "Not a gzipped file"),
     ):
         rewrite(official, 7, content)
-        with pytest.raises(ValueError, match=rf"00007-of-01024\.json\.gz{fault}"):
+        with pytest.raises(ValueError, match=rf"00007-of-01024\.json\.gz cannot be read: {fault}"):
             list(C4Corpus(official).documents("train"))
-
-
-def test_shards_of_several_gzip_members_are_read_whole(tmp_path):
-    official = write_shards(tmp_path, train=(7,))
-    rewrite(official, 7, gzip.compress(record("one")) + gzip.compress(record("two")[:-1]))
-    assert list(C4Corpus(official).documents("train")) == ["one", "two"]
 
 
 def test_a_connection_that_breaks_does_not_shorten_a_shard(official):

@@ -29,22 +29,19 @@ SEVERAL = {f" 345 , 12{END}": 2, f" 12 , 12{END}": 1, f" 12 , 9 , 345{END}": 1, 
 TOKENS = {" 123.": 1, " 123": 1, " 1234.": 0, " is 123.": 0}  # whatever follows
 
 
-@pytest.mark.parametrize(
-    ("name", "question", "found"),
-    [
+def test_which_answers_are_right():
+    for name, question, found in (
         ("addition", SUM, {f"001{END}": 1} | dict.fromkeys(WRONG, 0)),
         ("passkey", KEY, dict.fromkeys(FOUND, 1) | dict.fromkeys(MISSED, 0)),
         ("passkey", TWO_KEYS, SEVERAL),
         ("original", KEY, TOKENS),
-    ],
-)
-def test_which_answers_are_right(name, question, found):
-    tokenizer, questions = CASES[name].tokenizer, CASES[name].questions
-    for written, n in found.items():
-        answer = questions.mark(question, tokenizer(written)["input_ids"], tokenizer)
-        right = n == (2 if question is TWO_KEYS else 1)
-        assert (answer.right, answer.text, answer.shown["given"]) == (right, written, written)
-        assert answer.counts == ((n, 1) if name == "addition" else (1, right, n, 5))
+    ):
+        tokenizer, questions = CASES[name].tokenizer, CASES[name].questions
+        for written, n in found.items():
+            answer = questions.mark(question, tokenizer(written)["input_ids"], tokenizer)
+            right = n == (2 if question is TWO_KEYS else 1)
+            assert (answer.right, answer.text, answer.shown["given"]) == (right, written, written)
+            assert answer.counts == ((n, 1) if name == "addition" else (1, right, n, 5))
 
 
 def truth(question):

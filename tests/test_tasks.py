@@ -249,23 +249,20 @@ def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
         GRID.gather(place)
 
 
-INITIAL = ("addition", "tape", "--intervention initial", "initial")
-
-
 @pytest.mark.parametrize(
-    ("name", "position", "flags", "suffix"),
+    ("name", "position", "flags"),
     [
-        INITIAL,
-        pytest.param(*INITIAL[:2], "--intervention initial --processes 2", "initial", marks=slow),
-        ("passkey", "rope", "--extend dca --factor 2", "dca_2"),
+        ("addition", "tape", "--intervention initial"),
+        pytest.param("addition", "tape", "--intervention initial --processes 2", marks=slow),
+        ("passkey", "rope", "--extend dca --factor 2"),
     ],
 )
-def test_a_changed_model_answers_as_one_that_is_so(name, position, flags, suffix, tmp_path):
+def test_a_changed_model_answers_as_one_that_is_so(name, position, flags, tmp_path):
     """TAPE without updates as RoPE, an extended model as one that was saved as such; in a folder of
     its own, beside the answers of the model as it is."""
     run, other = make_run(tmp_path / "run", name, position), make_run(tmp_path / "b", name, "rope")
     extended = {"name": "extended", "method": "dca", "window": None}
-    changed = {} if position == "tape" else {"position": extended}
+    suffix, changed = ("initial", {}) if position == "tape" else ("dca_2", {"position": extended})
     model = TapeForCausalLM.from_pretrained(other, **changed)
     model.load_state_dict(load(run)[0].state_dict(), strict=False)
     model.save_pretrained(other)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_data import DOCUMENTS, bad, lines_of
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
@@ -40,17 +40,10 @@ def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch
 
 
 def plain_tokenizer(corpus, vocab_size):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>", "<|padding|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus.documents("train"), trainer)
-    return tokenizer
+    tokenizer, texts = ByteLevelBPETokenizer(), corpus.documents("train")
+    special = ["<|endoftext|>", "<|padding|>"]
+    tokenizer.train_from_iterator(texts, vocab_size, 0, show_progress=False, special_tokens=special)
+    return Tokenizer.from_str(tokenizer.to_str())
 
 
 def tokenizer_folder(corpus, vocab_size, cache):
@@ -181,21 +174,18 @@ def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):
         tokenize_corpus(corpus, "train", train_tokenizer(corpus, 300, tmp_path), tmp_path)
 
 
-DAMAGES = [
-    ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-200])),
-    ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-2] + b"\xff\xff")),
-    ("tokens.bin", Path.unlink),
-    ("facts.json", lambda path: path.write_text("5")),
-    ("facts.json", lambda path: path.write_text(path.read_text().replace('"bytes"', '"x"'))),
-    ("facts.json", lambda path: path.write_text(path.read_text().replace("uint16", "float9"))),
-]
-
-
 def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog):
     tokenizer = train_tokenizer(corpus, 300, tmp_path)
     whole = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     folder, expected = tmp_path / "tokens" / whole.fingerprint, whole.tokens.tolist()
-    for name, harm in DAMAGES:
+    for name, harm in (
+        ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-200])),
+        ("tokens.bin", lambda path: path.write_bytes(path.read_bytes()[:-2] + b"\xff\xff")),
+        ("tokens.bin", Path.unlink),
+        ("facts.json", lambda path: path.write_text("5")),
+        ("facts.json", lambda path: path.write_text(path.read_text().replace('"bytes"', '"x"'))),
+        ("facts.json", lambda path: path.write_text(path.read_text().replace("uint16", "float9"))),
+    ):
         harm(folder / name)
         again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
         assert again.tokens.tolist() == expected

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tape.commands.train import STOPPED
 from tape.runs.folder import last_complete, register_run, remove_old, unfinished, verify_checkpoint
 from tape.runs.metrics import read_metrics
-from tape.training.callbacks import Console, NonFiniteLoss, StopAndNaNCallback, Stopped
+from tape.training.callbacks import NonFiniteLoss, StopAndNaNCallback, Stopped
 
 
 def report_of(folder):
@@ -67,10 +67,9 @@ def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start):
     assert report_of(folder)["peak_memory_gib"] > 0
 
 
-SETTINGS = ["position=randpe trainer.dataloader_num_workers=1", "position=tape optimizer=muon"]
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(
+    "settings", ["position=randpe trainer.dataloader_num_workers=1", "position=tape optimizer=muon"]
+)
 def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, settings):
     settings = [*settings.split(), "trainer.logging_steps=3"]  # the checkpoint lies between entries
     whole, killed = start(*settings, folder=tmp_path / "whole"), tmp_path / "killed"
@@ -113,13 +112,6 @@ def test_a_finished_run_may_go_on(start, finished):
     assert checkpoint_names(finished) == ["checkpoint-12", "checkpoint-8"]
 
 
-def test_a_run_does_not_go_on_with_another_text(start, finished, text, tmp_path):
-    (other := tmp_path / "other.jsonl").write_text(text.read_text().replace("sheep", "zebras"))
-    with pytest.raises(ValueError, match=r"\n  data\.files: .*\n  tokens\.train: "):
-        start("trainer.max_steps=12", f"data.files={other}")
-    assert checkpoint_names(finished) == ["checkpoint-4", "checkpoint-8"]
-
-
 def test_failed_tries_do_not_block_the_folder(start, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")  # of torchrun, whose processes the run does not see
     with locked(tmp_path / "run"), pytest.raises(ValueError, match="another process is using"):
@@ -132,16 +124,13 @@ def test_failed_tries_do_not_block_the_folder(start, tmp_path, monkeypatch):
     start()
 
 
-DAMAGE = [
-    ("sha256.json", Path.unlink),
-    ("sha256.json", lambda path: path.write_text("{")),
-    ("optimizer.pt", lambda path: path.write_bytes(path.read_bytes()[:-1])),
-    ("model.safetensors", lambda path: path.write_bytes(b"x" + path.read_bytes()[1:])),
-]
-
-
 def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, quick_run, caplog):
-    for name, harm in DAMAGE:
+    for name, harm in (
+        ("sha256.json", Path.unlink),
+        ("sha256.json", lambda path: path.write_text("{")),
+        ("optimizer.pt", lambda path: path.write_bytes(path.read_bytes()[:-1])),
+        ("model.safetensors", lambda path: path.write_bytes(b"x" + path.read_bytes()[1:])),
+    ):
         shutil.copytree(quick_run, finished, dirs_exist_ok=True)
         assert last_complete(finished).name == "checkpoint-8"
         harm(finished / "checkpoint-8" / name)
@@ -197,27 +186,14 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 
 
 KILLS = int(os.environ.get("KILLS", 1))
-TIMED = {"tokens_per_second", "peak_memory_gib", "eval_runtime"}
-TIMED |= {"eval_samples_per_second", "eval_steps_per_second"}
 
 
-def rows_of(folder):
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{key: row[key] for key in row.keys() - TIMED} for row in rows]
-
-
-@contextmanager
 def told_to_stop(step):
-    begin = Console.on_step_begin
-
     def on_step_begin(self, args, state, control, **kwargs):
-        begin(self, args, state, control, **kwargs)
         if state.global_step == step - 1:
             signal.raise_signal(signal.SIGTERM)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Console, "on_step_begin", on_step_begin)
-        yield
+    return mock.patch.object(StopAndNaNCallback, "on_step_begin", on_step_begin)
 
 
 def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):
@@ -233,7 +209,8 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):
         assert (folder / "model.safetensors").exists() == (step == 8)
         start(*settings, folder=folder)
         assert_same_weights(weights(whole), weights(folder))
-        assert rows_of(folder) == rows_of(whole)
+        for name in ("loss", "eval_loss", "grad_norm", "learning_rate", "epoch", "total_flos"):
+            assert losses(folder, name) == losses(whole, name) != []
 
 
 TERMINATED = """

@@ -21,14 +21,12 @@ from tape.model.configuration import TapeConfig
 from tape.training.build import adapt_model, build_model
 
 UNKNOWN, END = "[UNK]", "[END]"
-LETTERS = [UNKNOWN, END, *"abcdefgh"]
-IDS = {token: n for n, token in enumerate(LETTERS)}
-SCORES = [(token, -float(n)) for n, token in enumerate(LETTERS)]
+IDS = {token: n for n, token in enumerate([UNKNOWN, END, *"abcdefgh"])}
 MODELS = {
     "words": models.WordLevel(IDS, unk_token=UNKNOWN),
     "pieces": models.WordPiece(IDS, unk_token=UNKNOWN),
     "pairs": models.BPE(IDS, [], unk_token=UNKNOWN),
-    "unigram": models.Unigram(SCORES, 0),
+    "unigram": models.Unigram([(token, -float(n)) for token, n in IDS.items()], 0),
 }
 
 
@@ -150,18 +148,18 @@ def test_the_first_call_does_not_change_the_fingerprint(tmp_path):
 SPACES = normalizers.Replace(" ", "\u2581")
 REMOVED = pre_tokenizers.Split(" ", "removed")
 METASPACE = pre_tokenizers.Metaspace(prepend_scheme="first")
-PREFIXED = pre_tokenizers.ByteLevel(add_prefix_space=True)
 NORMALIZERS = [normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase()]
 NORMALIZERS += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")]
 
 
-@pytest.mark.parametrize(
-    ("level", "normalizer", "pre_tokenizer", "is_known"),
-    [
+def test_bytes_are_those_of_the_text_or_unknown():
+    """Also those of a line break and of letters for which there are bytes alone."""
+    text = "An old\n text  of 12 e\u0301 \ufb01\u00e9\u4e2d "
+    for level, normalizer, pre_tokenizer, is_known in (
         *((True, normalizer, WORDS, False) for normalizer in NORMALIZERS),
         *((False, normalizers.Sequence([each, SPACES]), None, False) for each in NORMALIZERS),
         (True, None, WORDS, True),
-        (True, None, PREFIXED, True),
+        (True, None, pre_tokenizers.ByteLevel(add_prefix_space=True), True),
         (True, normalizers.ByteLevel(), None, True),
         (True, SPACES, WORDS, False),
         (True, None, pre_tokenizers.Sequence([REMOVED, WORDS]), False),
@@ -171,33 +169,26 @@ NORMALIZERS += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")]
         (False, normalizers.Replace(" ", "\u2581\u2581"), None, False),
         (False, None, METASPACE, True),
         (False, None, pre_tokenizers.Sequence([REMOVED, METASPACE]), False),
-    ],
-)
-def test_bytes_are_those_of_the_text_or_unknown(level, normalizer, pre_tokenizer, is_known):
-    """Also those of a line break and of letters for which there are bytes alone."""
-    model = models.BPE(byte_fallback=not level, unk_token=None if level else "<unk>")
-    made = learned(model, "An old text  of 12 words", pre_tokenizer, normalizer)
-    made.decoder = decoders.ByteLevel() if level else decoders.ByteFallback()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
-    text = "An old\n text  of 12 e\u0301 \ufb01\u00e9\u4e2d "
-    (tokens,) = encode(tokenizer, [text])
-    found = text_bytes(tokenizer, tokens, np.arange(len(tokens)))
-    assert found == (len(text.encode()) if is_known else None)
+    ):
+        model = models.BPE(byte_fallback=not level, unk_token=None if level else "<unk>")
+        made = learned(model, "An old text  of 12 words", pre_tokenizer, normalizer)
+        made.decoder = decoders.ByteLevel() if level else decoders.ByteFallback()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+        (tokens,) = encode(tokenizer, [text])
+        found = text_bytes(tokenizer, tokens, np.arange(len(tokens)))
+        assert found == (len(text.encode()) if is_known else None), (normalizer, pre_tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "text", "expected"),
-    [
+def test_bytes_of_spaces_and_of_unknown_tokens():
+    for pieces, text, expected in (
         (["\u2581", *"abc1\n"], "a b", 3),
         (["\u2581", *"abc1\n"], "a d", None),
         ([*BYTE_TOKENS, "\u2581", *"abc"], "a b", 3),
         ([*BYTE_TOKENS, *"abc"], "a b", None),  # the sign of a space would be three bytes
-    ],
-)
-def test_bytes_of_spaces_and_of_unknown_tokens(pieces, text, expected):
-    ids = {token: n for n, token in enumerate(["<unk>", "</s>", *pieces])}
-    made = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
-    made.normalizer = SPACES
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
-    (tokens,) = encode(tokenizer, [text])
-    assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected
+    ):
+        ids = {token: n for n, token in enumerate(["<unk>", "</s>", *pieces])}
+        made = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
+        made.normalizer, special = SPACES, {"eos_token": "</s>", "unk_token": "<unk>"}
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **special)
+        (tokens,) = encode(tokenizer, [text])
+        assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected, pieces
