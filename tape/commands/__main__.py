@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": {
         "compare": ("tape.results.compare", "runs over seeds: table, statistics, figures"),
         "suite": ("tape.tasks.synthetic.suite", "encodings on synthetic tasks: table, heat maps"),
+        "leaderboard": ("tape.commands.leaderboard", "all encodings by all committed results"),
         "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
         "report": ("tape.results.report", "write all results on one HTML page"),
     },

@@ -1,0 +1,333 @@
+"""The leaderboard: every encoding of the registry by every measure whose rows are committed.
+
+`tape leaderboard` writes docs/leaderboard.md from the rows in docs/results. Folders of other runs
+are given like those of `tape compare`: their runs replace committed ones of the same encoding and
+seed, as do those of submissions (docs/results/submissions). A column is an entry of COLUMNS.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tape import parsers, provenance
+from tape.analysis.cost import configuration, fake_model
+from tape.command import expected_errors
+from tape.evaluation.accuracy import ratio
+from tape.evaluation.figures import PER_ROW, side_by_side, write_figure
+from tape.evaluation.scoring import exp
+from tape.evaluation.tables import markdown_table
+from tape.evaluation.view import select
+from tape.files import reading, write_text
+from tape.positions import ENCODINGS
+from tape.results.rows import NAMED, groups_of
+from tape.results.runs import Run, end, missing_note, read_all, read_saved
+from tape.tasks.synthetic.problems import TASKS
+from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
+
+DOCS = parsers.ROOT / "docs"
+RESULTS = DOCS / "results"
+PAGE = Path(__file__).with_name("leaderboard.md")
+BASELINE = "rope"
+ROUNDS, REGISTRY = "rounds", "registry"  # what a source has, if not an evaluation of runs
+FREE = ("length", "eval_length", "seed")  # arguments of encodings that follow from the texts
+FRONT = ("text 4x", "flip_flop", "counting", "pass keys")  # on the front page; the first ranks
+MARKS = {"best": "**{}**", "near": "<u>{}</u>", "": "{}"}
+
+
+class Source(NamedTuple):
+    """Where rows come from."""
+
+    evaluation: str  # of runs; ROUNDS of `tape speed`; REGISTRY: models without data
+    rows: tuple[str, ...]  # patterns of folder/run in docs/results
+    command: str  # makes them for another encoding
+    asked: Mapping[str, Any]  # settings of the evaluation; of ROUNDS, the comparison
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A measure with a value for each seed of an encoding; of ROUNDS, for each round."""
+
+    part: str  # heading of its table
+    title: str
+    source: Source
+    of: Callable[[Any], float]  # the value of a run, of a row of ROUNDS, of an encoding's name
+    middle: str  # mean or median
+    best: str  # min, max or none
+    digits: int
+    against: Callable[[Any, Any], Any] | None = None  # with BASELINE's value of the same seed
+
+
+def loss(run: Run, times: int) -> float:
+    """Returns the loss on windows of `times` the trained length, in nats per token."""
+    length = times * run.settings["length"]
+    rows = select(run.of("perplexity"), "loss")
+    return rows["value"][rows["first"].isna() & (rows["length"] == length)].mean()
+
+
+def keys_at_twice(run: Run) -> float:
+    rows, trained = run.of("passkey"), run.asked["passkey"]["trained"]
+    return 100 * ratio(rows[rows["length"] == 2 * trained])
+
+
+def digits_beyond(run: Run) -> int:
+    rows, asked = run.of("arithmetic"), run.asked["arithmetic"]
+    rows = rows.assign(length=rows[["first_digits", "second_digits"]].max(axis=1))
+    return longest_solved(rows) - max(asked["problems.max_first"], asked["problems.max_second"])
+
+
+def parameters(name: str) -> int:
+    return fake_model(configuration(parsers.SHAPE, {"name": name}), "sdpa").num_parameters()
+
+
+LANGUAGE, SYNTHETIC, COST = "Text, bigrams, pass keys, addition", "Synthetic tasks", "Cost"
+OF_MINE = " 'vary.position=[mine]'"
+SUITE = 'TYPES="mine rope" bash script/suite.sh'
+SPEED = "tape speed --shape small --backends sdpa --case"
+TEXT = Source(
+    "perplexity",
+    ("encodings/*",),
+    'TYPES="mine rope" NAME=text bash script/compare.sh',
+    {"data": "local (validation)"},
+)
+BIGRAMS = Source(
+    "perplexity",
+    ("bigrams/bigrams_[afn]*", "bigrams/bigrams_low_*", "contextual/*"),  # rope at tape's rate
+    "tape sweep sweep=bigrams" + OF_MINE,
+    {"data": "bigrams (validation)"},
+)
+KEYS = Source("passkey", ("passkey/*",), "tape sweep sweep=passkey" + OF_MINE, {})
+ADDITION = Source(
+    "arithmetic",
+    ("addition/add_a[dl]*", "addition/add_fire*", "addition/add_[nrt]*", "addition/add_xpos*"),
+    "tape sweep sweep=addition" + OF_MINE,
+    {},
+)
+STEP = Source(
+    ROUNDS,
+    ("train_step/*",),
+    f"{SPEED} train_step",
+    {"comparison": "train_step, training, sdpa, 256 tokens"},
+)
+DECODING = Source(
+    ROUNDS,
+    ("decode/*",),
+    f"{SPEED} decode --work decoding --lengths 2048",
+    {"comparison": "decode, decoding, sdpa, 2,048 tokens, 1 at a time"},
+)
+SIZE = Source(REGISTRY, (), "tape leaderboard", {})
+
+
+def longest(task: str) -> Column:
+    trained = TASKS[task].trained
+    source = Source(FOLDER, ("suite/*",), SUITE, {"task": task, "trained": trained})
+    value = lambda run: longest_solved(run.of(FOLDER))  # noqa: E731
+    return Column(SYNTHETIC, f"{task} ({trained})", source, value, "median", "max", 0)
+
+
+SECONDS, MEMORY = map(operator.attrgetter, ("seconds", "memory"))
+SUB, RATIO = operator.sub, operator.truediv
+COLUMNS = (
+    Column(LANGUAGE, "perplexity 1x", TEXT, lambda run: exp(loss(run, 1)), "mean", "min", 2),
+    Column(LANGUAGE, "text 4x, nats", TEXT, partial(loss, times=4), "mean", "min", 3, SUB),
+    Column(LANGUAGE, "bigrams 8x, nats", BIGRAMS, partial(loss, times=8), "mean", "min", 3, SUB),
+    Column(LANGUAGE, "pass keys 2x, %", KEYS, keys_at_twice, "median", "max", 1),
+    Column(LANGUAGE, "addition, digits", ADDITION, digits_beyond, "mean", "max", 1),
+    *map(longest, TASKS),
+    Column(COST, "step time", STEP, SECONDS, "median", "min", 2, RATIO),
+    Column(COST, "step memory", STEP, MEMORY, "median", "min", 2, RATIO),
+    Column(COST, "decoding time", DECODING, SECONDS, "median", "min", 2, RATIO),
+    Column(COST, "parameters", SIZE, parameters, "median", "", 0, SUB),
+)
+
+
+def row_of(run: Run) -> str:
+    """Returns the encoding of a run, with what it was given besides the defaults."""
+    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else {}
+    usual |= {"name": run.encoding}
+    told = [run.encoding]
+    for key, value in sorted(run.settings.items()):
+        name = key.removeprefix("position.")
+        if (name != key or key in NAMED) and name not in FREE and value != usual.get(name):
+            told.append(f"{name}={value}")
+    return " ".join(told)
+
+
+@cache
+def committed(pattern: str) -> list[Run]:
+    """Reads the runs in docs/results that a pattern of `Source.rows` takes."""
+    folder, _, names = pattern.partition("/")
+    return [run for run in read_saved(RESULTS / folder) if fnmatchcase(run.folder.name, names)]
+
+
+def runs_of(source: Source, given: Sequence[Run]) -> dict[tuple[str, int], Run]:
+    """Returns the runs of a source by row and seed. Raises a ValueError if two that are committed,
+    or two that are given, have one row and seed, or if any two cannot be compared."""
+    found: dict[tuple[str, int], Run] = {}
+    for runs in ([run for pattern in source.rows for run in committed(pattern)], given):
+        own: dict[tuple[str, int], Run] = {}
+        for run in runs:
+            asked = run.asked.get(source.evaluation)
+            if asked is None or not source.asked.items() <= asked.items():
+                continue
+            other = own.setdefault((row_of(run), run.seed), run)
+            if other is not run:
+                both = f"{other.folder} and {run.folder} are both {row_of(run)}, seed {run.seed}"
+                raise ValueError(f"{both}: give only one of them")
+        found |= own
+    groups_of([*found.values()])
+    return found
+
+
+def measured(source: Source, given: Sequence[Run]) -> Iterator[tuple[str, int, Any]]:
+    """Yields row, seed and what a column of the source takes its value from."""
+    if source.evaluation == REGISTRY:
+        yield from ((name, 0, name) for name in ENCODINGS)
+    elif source.evaluation == ROUNDS:
+        with reading(path := RESULTS / source.rows[0].replace("*", "rounds.csv")):
+            rows = pd.read_csv(path)
+        for row in rows[rows["comparison"] == source.asked["comparison"]].itertuples():
+            yield row.method, row.round, row
+    else:
+        for (name, seed), run in runs_of(source, given).items():
+            yield name, seed, run
+
+
+def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
+    """Returns the columns encoding, seed, value, and whether the run has learned its task."""
+    source, rows = column.source, []
+    for name, seed, each in measured(source, given):
+        reached = source.evaluation != FOLDER or learned(each.of(FOLDER)).all()
+        rows.append((name, seed, column.of(each), reached))
+    values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"])
+    if column.against is not None:
+        base = values[values["encoding"] == BASELINE].set_index("seed")["value"]
+        values["value"] = column.against(values["value"], values["seed"].map(base))
+    return values.dropna(subset="value").astype({"value": float, "learned": bool})
+
+
+def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
+    """Returns a line per encoding: its value, the range that is shown (low, high), how many of its
+    runs have learned the task, its mark and its text. PAGE has the rule of the marks."""
+    every, shown = values.groupby("encoding"), values[values["learned"]].groupby("encoding")
+    end = 0.25 if column.source.evaluation == ROUNDS else 0
+    cells = pd.DataFrame({"value": shown["value"].agg(column.middle)}, every.groups)
+    for name, share in (("low", end), ("high", 1 - end)):
+        cells[name] = shown["value"].agg(np.quantile, share, method="weibull")
+    cells["learned"], cells["runs"], cells["mark"] = every["learned"].sum(), every.size(), ""
+    counted = (values["value"] * values["learned"]).groupby(values["encoding"])
+    rank, error = counted.agg(column.middle), counted.std() / cells["runs"] ** 0.5
+    if column.best and (column.source.evaluation != FOLDER or rank.any()):
+        apart = (rank - rank.agg(column.best)).abs()
+        cells.loc[apart <= error[apart.idxmin()], "mark"] = "near"
+        cells.loc[apart == 0, "mark"] = "best"
+    cells["text"] = [text_of(column, cell) for cell in cells.itertuples()]
+    return cells
+
+
+def text_of(column: Column, cell: Any) -> str:
+    """Formats a line of `cells_of`: `45 (32 to 64), 4 of 5`."""
+    form = f"{'+' if column.against is SUB else ''}z,.{column.digits}f"
+    text, low, high = (format(x, form) for x in (cell.value, cell.low, cell.high))
+    if low != high:
+        text += f" ({low} to {high})"
+    if column.source.evaluation == FOLDER:
+        count = f"{cell.learned} of {cell.runs}"
+        text = f"{text}, {count}" if cell.learned else count
+    return MARKS[cell.mark].format(text)
+
+
+def tables(found: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
+    """Returns a table per part, of the columns with a value, under its heading."""
+    papers = r"^\| `position=(\w+)` \|[^|]*?\]\((http[^)]+)\)"
+    text = (DOCS / "code.md").read_text(encoding="utf-8")
+    links, parts = dict(re.findall(papers, text, re.MULTILINE)), []
+    for part in (LANGUAGE, SYNTHETIC, COST):
+        columns = [column for column in found if column.part == part and len(found[column])]
+        lines = [["encoding", *(column.title for column in columns)]]
+        for name in names:
+            link = f"[{name}]({links.get(name, 'encodings.md#definitions')})"
+            lines.append([link, *(found[x]["text"].get(name, "-") for x in columns)])
+        parts.append(f"## {part}\n\n{markdown_table(lines)}")
+    return "\n\n".join(parts)
+
+
+def sources(found: Mapping[Column, pd.DataFrame]) -> str:
+    """Returns a table of what fills the columns, a line for those that are alike."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for column, cells in found.items():
+        folders = dict.fromkeys(pattern.partition("/")[0] for pattern in column.source.rows)
+        rows = ", ".join(f"[{folder}](results/{folder})" for folder in folders)
+        without = ", ".join(name for name in ENCODINGS if name not in cells.index)
+        best = f"{column.middle}, {column.best}" if column.best else column.middle
+        line = best, rows, f"`{column.source.command}`", without if len(cells) else "all"
+        alike.setdefault(line, []).append(column.title)
+    lines = [("; ".join(titles), *line) for line, titles in alike.items()]
+    return markdown_table([["column", "value, best", "rows", "command", "without rows"], *lines])
+
+
+def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
+    """Returns a panel per column with a dot for each seed of an encoding; a run that has not
+    learned its task is a cross at 0."""
+    every = {name for rows in values.values() for name in rows["encoding"]}
+    names = [name for name in names if name in every]
+    figure, panels = side_by_side(len(values), PER_ROW, (2.7, 0.19 * len(names) + 0.7))
+    for number, (axes, (column, rows)) in enumerate(zip(panels, values.items(), strict=True)):
+        seeds = rows.groupby("encoding")["value"]
+        beside = (seeds.cumcount() + 0.5) / seeds.transform("size") - 0.5  # its line
+        y = rows["encoding"].map(names.index) + 0.6 * beside
+        x, reached = rows["value"] * rows["learned"], rows["learned"]
+        axes.plot(x[reached], y[reached], "o", markersize=3)
+        axes.plot(x[~reached], y[~reached], "x", color="tab:red", markersize=3)
+        if column.against is not None:
+            axes.axvline(0, color="0.6", linewidth=1)
+        axes.set_yticks(range(len(names)), [] if number % PER_ROW else names)
+        axes.set(xlabel=column.title, ylim=(len(names) - 0.4, -0.6))
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str]]:
+    """Writes leaderboard.md, .csv and .png, and seeds.png of the front page; returns the tables
+    and, by folder, why it could not be read."""
+    given = [*sorted(RESULTS.glob("submissions/*")), *folders]
+    runs, missing = read_all(given, None) if given else ([], {})
+    names = [*dict.fromkeys([*ENCODINGS, *map(row_of, runs)])]
+    values = {column: values_of(column, runs) for column in COLUMNS}
+    values = {x: rows[rows["encoding"].isin(names)] for x, rows in values.items()}
+    found = {column: cells_of(column, rows) for column, rows in values.items()}
+    order = next(cells["value"] for x, cells in found.items() if x.title.startswith(FRONT))
+    names.sort(key=lambda name: order.get(name, np.inf))
+    text = tables(found, names)
+    page = PAGE.read_text(encoding="utf-8").format(tables=text, columns=sources(found))
+    write_text(out / "leaderboard.md", page)
+    lines = pd.concat({x.title: each.drop(columns="text") for x, each in found.items()})
+    lines = lines.rename_axis(["column", "encoding"]).to_csv(float_format="%.6g")
+    write_text(out / "leaderboard.csv", lines)
+    drawn = {x: rows for x, rows in values.items() if x.part != COST and rows["learned"].any()}
+    write_figure(draw(drawn, names), out / "leaderboard", ["png"])
+    front = {x: rows for x, rows in drawn.items() if x.title.startswith(FRONT)}
+    write_figure(draw(front, names), out / "seeds", ["png"])
+    return text, missing
+
+
+@expected_errors()
+def main(given: list[str] | None = None) -> None:
+    arguments = parsers.leaderboard(given)
+    text, missing = leaderboard(arguments.folders, arguments.out)
+    if arguments.folders:
+        provenance.record(arguments.out)
+    print(f"{text}{missing_note(missing)}\n\nalso in {arguments.out}, as a page and in pictures")
+    end(arguments.folders, missing)
+
+
+if __name__ == "__main__":
+    main()
