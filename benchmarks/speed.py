@@ -5,8 +5,6 @@ attention kernels; then they are timed in turn (README.md). Each comparison is s
 begins: the same command resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

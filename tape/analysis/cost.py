@@ -3,8 +3,6 @@
 torch counts the operations and the memory of a forward pass on fake tensors without data.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ and keys: without an encoding, all scores of a query are equal. A picture shows 
 query's score of itself, which are the differences that softmax sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ it, and by position ids that start later. Models that depend on relative positio
 change under the second shift, up to rounding.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator

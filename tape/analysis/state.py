@@ -6,8 +6,6 @@
 * The loss of the last half of windows with changed states (INTERVENTIONS).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Iterator

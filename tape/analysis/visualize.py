@@ -4,8 +4,6 @@ Runs that differ only in their seed are grouped. Curves are means over windows a
 the first window of the first seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator

@@ -14,8 +14,6 @@ LOOPS = "tests/references.py"
 
 MODULE = '''"""CLASS: what it computes (authors and year, arXiv number)."""
 
-from __future__ import annotations
-
 from tape.positions.base import PositionEncoding
 
 

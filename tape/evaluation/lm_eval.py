@@ -1,7 +1,5 @@
 """Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

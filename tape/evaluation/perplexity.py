@@ -1,7 +1,5 @@
 """Perplexity of a model on a text, with windows of several lengths."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@ Runs with the same settings but the seed are one row. Results of an earlier comp
 with results.csv and settings.json) count as the runs in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The seeds of these runs are for the choice only; a comparison takes others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Accuracy of a model on a generated task, by greedy decoding: tape evaluate RUN --task TASK."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

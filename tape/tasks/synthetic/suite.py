@@ -1,7 +1,5 @@
 """All encodings on all tasks: one table and one heat map per encoding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
