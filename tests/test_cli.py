@@ -60,6 +60,7 @@ scrolls-generate --model missing --task quality --output x.json
 scrolls-score --all --predictions missing --metrics_output_dir x
 compare missing
 suite missing
+leaderboard missing
 rates missing
 report missing
 stability --model missing

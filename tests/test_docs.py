@@ -21,7 +21,6 @@ from tape.analysis import stability, state, visualize
 from tape.commands.leaderboard import leaderboard
 from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
-from tape.results import load
 from tape.results.rows import read
 from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS, CONFIG
@@ -89,7 +88,9 @@ def test_the_leaderboard_is_that_of_the_rows(tmp_path, undrawn):
     plain = re.sub(r"\*\*|</?u>|\]\([^)]*\)|\[", "", (tmp_path / "leaderboard.md").read_text())
     cells = {}
     for heads, _, *rows in (rows_of(part) for part in plain.split("\n## ")[1:4]):
-        cells |= {(row[0], head): cell for row in rows for head, cell in zip(heads, row, strict=True)}
+        cells |= {
+            (row[0], head): cell for row in rows for head, cell in zip(heads, row, strict=True)
+        }
     heads, _, *rows = rows_of((ROOT / "README.md").read_text().partition("## ")[0])
     assert len(heads) == 6 and len(rows) == 7
     for row in rows:

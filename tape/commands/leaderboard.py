@@ -135,13 +135,13 @@ COLUMNS = (
 
 
 def row_of(run: Run) -> str:
-    """Returns the encoding of a run, with what it was given besides the defaults."""
-    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else {}
+    """Returns the encoding of a run, with arguments that are not the defaults of the registry."""
+    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else None
     told = [run.encoding]
     for key, value in sorted(run.settings.items()):
         name = key.removeprefix("position.")
-        if (name != key or key in NAMED) and name not in ("name", *FREE):
-            told += [f"{name}={value}"] if value != usual.get(name) else []
+        own = usual and name not in (key, "name", *FREE) and value != usual.get(name)
+        told += [f"{name}={value}"] if own or key in NAMED else []
     return " ".join(told)
 
 
