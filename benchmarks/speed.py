@@ -315,7 +315,3 @@ def main(given: list[str] | None = None) -> None:
     print(f"{text}\nalso in {out}")
     if not any(each.rounds.any() for each in found.values()):
         raise ValueError("no method could be measured: see the reasons above")
-
-
-if __name__ == "__main__":
-    main()

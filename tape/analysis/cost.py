@@ -187,7 +187,3 @@ def main(given: list[str] | None = None) -> None:
     write_text(out / "cost.md", text)
     provenance.record(out)
     print(f"{text}\nalso in {out}, as cost.csv and cost.md")
-
-
-if __name__ == "__main__":
-    main()

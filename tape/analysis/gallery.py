@@ -107,7 +107,3 @@ def main(given: list[str] | None = None) -> None:
     write_figure(panels(found, 0.85 * PANEL, "key", "query", draw_map), out / "maps")
     provenance.record(out)
     print(f"{len(found)} encodings in {out}: curves.png, maps.png and scores.csv")
-
-
-if __name__ == "__main__":
-    main()

@@ -123,7 +123,3 @@ def _over_seeds(values: list[float]) -> str:
 
 def main(given: list[str] | None = None) -> None:
     carry_out("stability", parsers.stability(given), rows_of, markdown)
-
-
-if __name__ == "__main__":
-    main()

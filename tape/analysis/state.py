@@ -258,7 +258,3 @@ def draw(frame: pd.DataFrame, out: Path) -> None:
 
 def main(given: list[str] | None = None) -> None:
     inside.carry_out("state", parsers.state(given), rows, markdown, draw)
-
-
-if __name__ == "__main__":
-    main()

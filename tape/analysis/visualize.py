@@ -146,7 +146,3 @@ def main(given: list[str] | None = None) -> None:
 
     drawn = lambda *_: draw(seen, asked.heads, asked.out)  # noqa: E731
     inside.carry_out("attention", asked, measure, markdown, drawn)
-
-
-if __name__ == "__main__":
-    main()

@@ -299,7 +299,3 @@ def main(given: list[str] | None = None) -> None:
         provenance.record(arguments.out)
     print(f"{text}{missing_note(missing)}\n\nalso in {arguments.out}, as a page and in pictures")
     end(arguments.folders, missing)
-
-
-if __name__ == "__main__":
-    main()

@@ -123,7 +123,3 @@ def main(given: list[str] | None = None) -> None:
         print(run(arguments))
     except Incomplete as missing:
         print(f"shard {arguments.shard} is done; {missing}")
-
-
-if __name__ == "__main__":
-    main()

@@ -43,7 +43,3 @@ def main(given: list[str] | None = None) -> None:
     print(text)
     print(f"\nalso in {arguments.out}, with figures and the rows of each run")
     end(arguments.folders, found.missing)
-
-
-if __name__ == "__main__":
-    main()

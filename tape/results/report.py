@@ -112,7 +112,3 @@ def printable(text: str) -> str:
 def main(given: list[str] | None = None) -> None:
     arguments = parsers.report(given)
     print(run(arguments.folders, arguments.out))
-
-
-if __name__ == "__main__":
-    main()

@@ -94,7 +94,3 @@ def main(words: list[str] | None = None) -> None:
         resolve_name("scrolls.generate:evaluate_run")(given)
     else:
         evaluate(given)
-
-
-if __name__ == "__main__":
-    main()

@@ -175,7 +175,3 @@ def main() -> None:
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
     end(arguments.folders, missing)
-
-
-if __name__ == "__main__":
-    main()
