@@ -1,24 +1,23 @@
 """The leaderboard: how values are ranked, marked and written, and whose runs are taken."""
 
 from dataclasses import replace
+from math import inf, nan
 
 import pandas as pd
 import pytest
 
-from tape.commands.leaderboard import COLUMNS, RESULTS, cells_of, leaderboard, values_of
-from tape.results.runs import read_saved, write_runs
+from tape.commands.leaderboard import COLUMNS, cells_of, leaderboard, row_of, runs_of, values_of
+from tape.results.runs import write_runs
 
-TITLED = {column.title: column for column in COLUMNS}
-FLIPS, TEXT, TIME = (TITLED[x] for x in ("flip_flop (32)", "text 4x, nats", "step time"))
+FLIPS, TEXT, TIME = (
+    next(column for column in COLUMNS if column.title.startswith(title))
+    for title in ("flip_flop", "text 4x", "step time")
+)
 
 
 def texts(column, **values):
-    """The cells of encodings by the values of their seeds; None: has not learned the trained 8."""
-    rows = [
-        (name, seed, 8 if value is None else value, value is not None)
-        for name, each in values.items()
-        for seed, value in enumerate(each)
-    ]
+    """The cells of encodings by the values of their seeds; None: has not learned, but solved 8."""
+    rows = [(name, n, x or 8, bool(x)) for name, each in values.items() for n, x in enumerate(each)]
     rows = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"])
     return cells_of(column, rows)["text"].to_dict()
 
@@ -33,41 +32,41 @@ def test_the_best_and_what_is_within_its_standard_error_are_marked():
         "e": "0 of 1",
     }
     assert texts(FLIPS, a=[None, 32, None]) == {"a": "32, 1 of 3"}
-    assert texts(TEXT, a=[-0.3, -0.1], b=[-0.1, -0.1002], c=[-0.0998, -0.0999], d=[0.0]) == {
+    losses = {"a": [-0.3, -0.1], "b": [-0.1, -0.1002], "c": [-0.0998, -0.0999], "d": [0.1, inf]}
+    assert texts(TEXT, **losses) == {
         "a": "**-0.200 (-0.300 to -0.100)**",  # error 0.1
         "b": "<u>-0.100</u>",
         "c": "-0.100",
-        "d": "+0.000",
+        "d": "+inf (+0.100 to +inf)",
     }
+    assert texts(TEXT, a=[inf, inf]) == {"a": "+inf"}
     assert texts(TIME, a=[1, 2, 3, 4, 5, 6, 7]) == {"a": "**4.00 (2.00 to 6.00)**"}
 
 
 def test_differences_are_those_of_the_same_seed():
-    values = values_of(TEXT, []).set_index(["encoding", "seed"])["value"]
-    (rope, fire) = (
-        next(run for run in read_saved(RESULTS / "encodings") if run.folder.name == name)
-        for name in ("text_rope_3", "text_fire_3")
-    )
+    runs = {(row_of(run), run.seed): run for run in runs_of(TEXT.source, [])}
     at = "measure == 'loss' and length == 1024 and first != first"
-    assert values["fire", 3] == fire.rows.query(at).value.item() - rope.rows.query(at).value.item()
+    fire, rope = (runs[name, 3].rows.query(at)["value"].item() for name in ("fire", "rope"))
+    diverged = replace(runs["fire", 2], rows=runs["fire", 2].rows.assign(value=nan))
+    values = values_of(TEXT, [diverged]).set_index(["encoding", "seed"])["value"]
+    assert values["fire", 3] == fire - rope and values["fire", 2] == inf
     assert not values["rope"].any()
 
 
 def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
-    fox = [run for run in read_saved(RESULTS / "suite") if "flip_flop_fox" in str(run.folder)]
-    mine = [replace(run, settings=run.settings | {"position.name": "mine"}) for run in fox[1:]]
-    failed = replace(fox[0], rows=fox[0].rows.assign(reached=0))
-    write_runs(tmp_path / "runs", [*mine, failed])
-    text, missing = leaderboard([tmp_path / "runs"], tmp_path / "out")
-    assert not missing and "| **256, 4 of 5** |" in text
-    (row,) = (line for line in text.split("## ")[2].splitlines() if "[mine]" in line)
-    assert row.endswith("| - | **256, 4 of 4** |")
-    variant = replace(fox[0], settings=fox[0].settings | {"position.start": 4.0})
-    names = {*values_of(FLIPS, [variant])["encoding"]}
-    assert "fox start=4.0" in names and "tape init=xavier" in names and "tape" in names
-    longer = replace(mine[0], settings=mine[0].settings | {"trainer.max_steps": 9})
-    with pytest.raises(ValueError, match=r"different settings: trainer\.max_steps"):
-        values_of(FLIPS, [longer])
-    faster = replace(fox[1], settings=fox[1].settings | {"trainer.learning_rate": 9.0})
-    with pytest.raises(ValueError, match="fox has two runs of seed 1; give one"):
-        values_of(FLIPS, [fox[1], faster])
+    runs = [run for run in runs_of(FLIPS.source, []) if row_of(run) == "rope"]
+    like = lambda run, **settings: replace(run, settings=run.settings | settings)  # noqa: E731
+    mine = [like(run, **{"position.name": "mine"}) for run in runs[1:]]
+    write_runs(tmp_path, [*mine, replace(runs[0], rows=runs[0].rows.assign(reached=0))])
+    text, missing = leaderboard([tmp_path], tmp_path / "out")
+    found = pd.read_csv(tmp_path / "out" / "leaderboard.csv", index_col=["column", "encoding"])
+    learned = found.loc[FLIPS.title, ["learned", "runs"]]
+    before = values_of(FLIPS, []).query("encoding == 'rope'")["learned"]
+    assert [*learned.loc["rope"]] == [before.iloc[1:].sum(), len(runs)]
+    assert [*learned.loc["mine"]] == [before.iloc[1:].sum(), len(mine)]
+    assert not missing and text.count("[mine](encodings.md#definitions)") == 3
+    assert row_of(like(runs[0], **{"position.theta": 9.0})) == "rope theta=9.0"
+    for setting, message in (("max_steps", "max_steps: "), ("learning_rate", "two runs of seed 1")):
+        other = like(runs[1], **{f"trainer.{setting}": 9})
+        with pytest.raises(ValueError, match=message):
+            values_of(FLIPS, [runs[1], other])

@@ -163,21 +163,23 @@ def runs_of(source: Source, given: Sequence[Run]) -> list[Run]:
 
 
 def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
-    """Returns the columns encoding, seed, value, and whether the run has learned its task. Raises a
-    ValueError if there are two values of a seed, as of runs with other learning rates."""
+    """Returns the columns encoding, seed, value (inf where training diverged), and whether the run
+    has learned its task. Raises a ValueError if there are two values of a seed, as of runs with
+    other learning rates."""
     source, kind = column.source, column.source.evaluation
     if kind == MODELS:
         rows = [(name, 0, column.of(name), True) for name in ENCODINGS]
     elif kind == ROUNDS:
         with reading(path := RESULTS / source.rows[0].replace("*", "rounds.csv")):
             every = pd.read_csv(path).query(f"comparison == {source.asked['comparison']!r}")
-            rows = [(row.method, row.round, column.of(row), True) for row in every.itertuples()]
+            every = every.dropna(subset="seconds").itertuples()
+            rows = [(row.method, row.round, column.of(row), True) for row in every]
     else:
         rows = [
             (row_of(run), run.seed, column.of(run), kind != FOLDER or learned(run.of(kind)).all())
             for run in runs_of(source, given)
         ]
-    values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"])
+    values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"]).fillna(np.inf)
     for row in values[values.duplicated(["encoding", "seed"])].itertuples():
         raise ValueError(
             f"{column.title}: {row.encoding} has two runs of seed {row.seed}; give one"
@@ -191,16 +193,18 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
 def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     """Returns a line per encoding: its value, the range that is shown (low, high), how many of its
     runs have learned the task, its mark and its text. PAGE has the rule of the marks."""
-    every, shown = values.groupby("encoding"), values[values["learned"]].groupby("encoding")
-    cells = pd.DataFrame({"value": shown["value"].agg(column.middle)}, every.groups)
-    end = 0.25 if column.source.evaluation == ROUNDS else 0
-    for name, share in (("low", end), ("high", 1 - end)):
-        cells[name] = shown["value"].agg(np.quantile, share, method="weibull")
+    every, kind = values.groupby("encoding"), column.source.evaluation
+    shown = values[values["learned"]].groupby("encoding")["value"]
+    cells = pd.DataFrame({"value": shown.agg(column.middle)}, every.groups)
+    for name, last, share in (("low", "min", 0.25), ("high", "max", 0.75)):
+        quartile = partial(np.quantile, q=share, method="weibull")
+        cells[name] = shown.agg(quartile if kind == ROUNDS else last)
     cells["learned"], cells["runs"], cells["mark"] = every["learned"].sum(), every.size(), ""
     counted = (values["value"] * values["learned"]).groupby(values["encoding"])
     rank, error = counted.agg(column.middle), counted.std() / cells["runs"] ** 0.5
-    if column.best and (column.source.evaluation != FOLDER or rank.any()):
-        apart = (rank - rank.agg(column.best)).abs()
+    best = rank.agg(column.best) if column.best and len(rank) else np.inf
+    if np.isfinite(best) and (kind != FOLDER or best):
+        apart = (rank - best).abs()
         cells.loc[apart <= error[apart.idxmin()], "mark"] = "near"
         cells.loc[apart == 0, "mark"] = "best"
     cells["text"] = [text_of(column, cell) for cell in cells.itertuples()]
@@ -236,14 +240,17 @@ def sources(found: Mapping[Column, pd.DataFrame]) -> str:
     """Returns a table of what fills the columns, a line for those that are alike."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for column, cells in found.items():
-        source, best = column.source, f"{column.middle}, {column.best or '-'}"
+        source, runs = column.source, [*dict.fromkeys(cells["runs"].agg(["min", "max"]))]
+        seeds = " to ".join(f"{n:g}" for n in runs) if len(cells) else "-"
         folders = dict.fromkeys(pattern.partition("/")[0] for pattern in source.rows)
         rows = ", ".join(f"[{folder}](results/{folder})" for folder in folders)
         without = ", ".join(name for name in ENCODINGS if name not in cells.index)
-        line = best, rows, f"`{source.command}`", without if len(cells) else "all"
+        line = column.middle, column.best or "-", seeds, rows, f"`{source.command}`"
+        line += (without if len(cells) else "all",)
         alike.setdefault(line, []).append(column.title)
     lines = [("; ".join(titles), *line) for line, titles in alike.items()]
-    return markdown_table([["column", "value, best", "rows", "command", "without rows"], *lines])
+    head = ["column", "value", "best", "seeds", "rows", "command", "without rows"]
+    return markdown_table([head, *lines])
 
 
 def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
@@ -260,7 +267,7 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
         axes.plot(x[reached], y[reached], "o", markersize=3)
         axes.plot(x[~reached], y[~reached], "x", color="tab:red", markersize=3)
         if column.against is not None:
-            axes.axvline(0, color="0.6", linewidth=1)
+            axes.axvline(0, color="0.6", linewidth=1, zorder=0)
         axes.set_yticks(range(len(names)), [] if number % PER_ROW else names)
         axes.set(xlabel=column.title, ylim=(len(names) - 0.4, -0.6))
         axes.grid(alpha=0.3)
