@@ -229,7 +229,6 @@ def called_by(command: str, project: Path) -> list[list[str]]:
 
 
 SCRIPTS = "".join(path.read_text() for path in ROOT.glob("script/**/*.sh"))
-FILES = {"tape.commands.train": "train.py", "tape.commands.sweep": "sweep.py"}
 
 
 def check_call(program: str, words: list[str], project: Path) -> None:
@@ -244,7 +243,8 @@ def check_call(program: str, words: list[str], project: Path) -> None:
     if words[:2] == ["-m", "tape.commands"]:
         program, words = "tape", words[2:]
     if program == "tape":
-        words = ["-m", cli.TARGETS[words[0]], *words[1:]]
+        file = f"{words[0]}.py"  # of `tape train` and `tape sweep`
+        words[:1] = [file] if (ROOT / file).is_file() else ["-m", cli.TARGETS[words[0]]]
     if words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
         # find_spec("pip") would take setuptools' distutils from torch.compile.
         assert words[1] in packages_distributions(), words
@@ -253,8 +253,6 @@ def check_call(program: str, words: list[str], project: Path) -> None:
 
 
 def check_ours(words: list[str], project: Path) -> None:
-    if words[0] == "-m" and words[1] in FILES:
-        words = [FILES[words[1]], *words[2:]]
     name, *given = words[1:] if words[0] == "-m" else words
     if name == "sweep.py" and "--help" not in given:  # its commands
         outcome = run_command(name, "dry_run=true", *given, folder=project)

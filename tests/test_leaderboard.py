@@ -9,38 +9,27 @@ import pytest
 from tape.commands.leaderboard import COLUMNS, cells_of, leaderboard, row_of, runs_of, values_of
 from tape.results.runs import write_runs
 
-FLIPS, TEXT, TIME = (
-    next(column for column in COLUMNS if column.title.startswith(title))
-    for title in ("flip_flop", "text 4x", "step time")
-)
+TITLED = {column.title.split()[0]: column for column in COLUMNS}
+FLIPS, TEXT, TIME = TITLED["flip_flop"], TITLED["text"], TITLED["decoding"]
 
 
 def texts(column, **values):
     """The cells of encodings by the values of their seeds; None: has not learned, but solved 8."""
     rows = [(name, n, x or 8, bool(x)) for name, each in values.items() for n, x in enumerate(each)]
     rows = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"])
-    return cells_of(column, rows)["text"].to_dict()
+    return [*cells_of(column, rows)["text"]]
 
 
 def test_the_best_and_what_is_within_its_standard_error_are_marked():
     lengths = {"a": [64, 32, 128], "b": [64, None, 64], "c": [45] * 3, "d": [None, None, 128]}
-    assert texts(FLIPS, **lengths, e=[None]) == {
-        "a": "**64 (32 to 128), 3 of 3**",  # standard deviation 48.9, error 28.2
-        "b": "**64, 2 of 3**",
-        "c": "<u>45, 3 of 3</u>",
-        "d": "128, 1 of 3",  # the median of all is 0
-        "e": "0 of 1",
-    }
-    assert texts(FLIPS, a=[None, 32, None]) == {"a": "32, 1 of 3"}
+    solved = ["**64 (32 to 128), 3 of 3**", "**64, 2 of 3**", "<u>45, 3 of 3</u>", "128, 1 of 3"]
+    assert texts(FLIPS, **lengths) == solved  # the error of a is 28.2; d is ranked by 0
+    assert texts(FLIPS, a=[None, 32, None], b=[None]) == ["32, 1 of 3", "0 of 1"]
     losses = {"a": [-0.3, -0.1], "b": [-0.1, -0.1002], "c": [-0.0998, -0.0999], "d": [0.1, inf]}
-    assert texts(TEXT, **losses) == {
-        "a": "**-0.200 (-0.300 to -0.100)**",  # error 0.1
-        "b": "<u>-0.100</u>",
-        "c": "-0.100",
-        "d": "+inf (+0.100 to +inf)",
-    }
-    assert texts(TEXT, a=[inf, inf]) == {"a": "+inf"}
-    assert texts(TIME, a=[1, 2, 3, 4, 5, 6, 7]) == {"a": "**4.00 (2.00 to 6.00)**"}
+    shown = ["**-0.200 (-0.300 to -0.100)**", "<u>-0.100</u>", "-0.100", "+inf (+0.100 to +inf)"]
+    assert texts(TEXT, **losses) == shown  # the error is 0.1
+    assert texts(TEXT, a=[inf, inf]) == ["+inf"]
+    assert texts(TIME, a=[1, 2, 3, 4, 5, 6, 7]) == ["**4.00 (2.00 to 6.00)**"]
 
 
 def test_differences_are_those_of_the_same_seed():
@@ -55,18 +44,16 @@ def test_differences_are_those_of_the_same_seed():
 
 def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
     runs = [run for run in runs_of(FLIPS.source, []) if row_of(run) == "rope"]
-    like = lambda run, **settings: replace(run, settings=run.settings | settings)  # noqa: E731
-    mine = [like(run, **{"position.name": "mine"}) for run in runs[1:]]
+    like = lambda run, key, value: replace(run, settings=run.settings | {key: value})  # noqa: E731
+    mine = [like(run, "position.name", "mine") for run in runs[1:]]
     write_runs(tmp_path, [*mine, replace(runs[0], rows=runs[0].rows.assign(reached=0))])
     text, missing = leaderboard([tmp_path], tmp_path / "out")
-    found = pd.read_csv(tmp_path / "out" / "leaderboard.csv", index_col=["column", "encoding"])
-    learned = found.loc[FLIPS.title, ["learned", "runs"]]
-    before = values_of(FLIPS, []).query("encoding == 'rope'")["learned"]
-    assert [*learned.loc["rope"]] == [before.iloc[1:].sum(), len(runs)]
-    assert [*learned.loc["mine"]] == [before.iloc[1:].sum(), len(mine)]
     assert not missing and text.count("[mine](encodings.md#definitions)") == 3
-    assert row_of(like(runs[0], **{"position.theta": 9.0})) == "rope theta=9.0"
-    for setting, message in (("max_steps", "max_steps: "), ("learning_rate", "two runs of seed 1")):
-        other = like(runs[1], **{f"trainer.{setting}": 9})
+    rows = pd.read_csv(tmp_path / "out" / "leaderboard.csv", index_col=["column", "encoding"])
+    rows, before = rows.loc[FLIPS.title], values_of(FLIPS, []).query("encoding == 'rope'")
+    assert [*rows.loc["mine", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(mine)]
+    assert [*rows.loc["rope", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(runs)]
+    assert row_of(like(runs[0], "position.theta", 9.0)) == "rope theta=9.0"
+    for key, message in (("max_steps", "max_steps: "), ("learning_rate", "two runs of seed 1")):
         with pytest.raises(ValueError, match=message):
-            values_of(FLIPS, [runs[1], other])
+            values_of(FLIPS, [runs[1], like(runs[1], f"trainer.{key}", 9)])
