@@ -93,7 +93,9 @@ def parameters(name: str) -> int:
 
 MINE = "tape sweep sweep={} 'vary.position=[mine]'"
 SPEED = "tape speed --shape small --backends sdpa --case"
-COMPARE = 'TYPES="mine rope" NAME=text bash script/compare.sh'
+BEFORE = "model=small '~trainer.adam_beta2' trainer.max_steps=500"  # the recipe of the rows
+BEFORE += " trainer.per_device_train_batch_size=8"
+COMPARE = f'TYPES="mine rope" NAME=before bash script/compare.sh {BEFORE}'
 SUITE = 'TYPES="mine rope" bash script/suite.sh'
 # Without RoPE at another rate than TAPE's on bigrams, and without the authors' fault in addition.
 PAIRS = ("bigrams/bigrams_[afn]*", "bigrams/bigrams_low_*", "contextual/*")
