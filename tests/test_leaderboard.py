@@ -54,6 +54,7 @@ def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
     assert [*rows.loc["mine", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(mine)]
     assert [*rows.loc["rope", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(runs)]
     assert row_of(like(runs[0], "position.theta", 9.0)) == "rope theta=9.0"
+    other = replace(runs[1], rows=runs[1].rows.assign(value=0.0))
     for key, message in (("max_steps", "max_steps: "), ("learning_rate", "two runs of seed 1")):
         with pytest.raises(ValueError, match=message):
-            values_of(FLIPS, [runs[1], like(runs[1], f"trainer.{key}", 9)])
+            values_of(FLIPS, [runs[1], like(other, f"trainer.{key}", 9)])
