@@ -142,7 +142,8 @@ def row_of(run: Run) -> str:
     told = [run.encoding]
     for key, value in sorted(run.settings.items()):
         name = key.removeprefix("position.")
-        own = usual and name not in (key, "name", *FREE) and value != usual.get(name)
+        free = name in (key, "name") or name.rpartition(".")[2] in FREE
+        own = usual and not free and value != usual.get(name)
         told += [f"{name}={value}"] if own or key in NAMED else []
     return " ".join(told)
 
@@ -281,6 +282,9 @@ def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str
     and, by folder, why it could not be read."""
     given = [*sorted(RESULTS.glob("submissions/*")), *folders]
     runs, missing = read_all(given, None) if given else ([], {})
+    for run in runs:
+        if not any(column.source.takes(run) for column in COLUMNS):
+            raise ValueError(f"{run.folder} was asked what no column shows: leave it out")
     names = [*dict.fromkeys([*ENCODINGS, *map(row_of, runs)])]
     values = {column: values_of(column, runs) for column in COLUMNS}
     values = {x: rows[rows["encoding"].isin(names)] for x, rows in values.items()}
