@@ -195,7 +195,9 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
 
 def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     """Returns a line per encoding: its value, the range that is shown (low, high), how many of its
-    runs have learned the task, its mark and its text. PAGE has the rule of the marks."""
+    runs have learned the task, its mark and its text. The mark is "best", or "near" within one
+    standard error of the best (of its mean over seeds). Ranks are values over all runs, 0 for one
+    that has not learned its task; nothing is best at 0 there."""
     every, kind = values.groupby("encoding"), column.source.evaluation
     shown = values[values["learned"]].groupby("encoding")["value"]
     cells = pd.DataFrame({"value": shown.agg(column.middle)}, every.groups)
