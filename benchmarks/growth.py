@@ -1,7 +1,5 @@
 """How time and memory grow with the length, from results of benchmarks/speed.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """Arguments of `tape speed` (as tape/parsers.py), and the methods that it compares."""
 
-from __future__ import annotations
-
 import argparse
 
 from tape.command import Parser, integer, result_folder

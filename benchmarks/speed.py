@@ -5,8 +5,6 @@ attention kernels; then they are timed in turn (README.md). Each comparison is s
 begins: the same command resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -317,7 +315,3 @@ def main(given: list[str] | None = None) -> None:
     print(f"{text}\nalso in {out}")
     if not any(each.rounds.any() for each in found.values()):
         raise ValueError("no method could be measured: see the reasons above")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
 """Timed work on models with random weights: training steps, prompts and decoding of a decoder,
 passes of one attention layer in it, and steps of adapters; beside those of transformers' Llama."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

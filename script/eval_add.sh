@@ -6,4 +6,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
-exec "$python" -m tape.tasks.evaluate "output/add_${TYPE:-adape}" --task addition "$@"
+exec "$python" -m tape.commands evaluate "output/add_${TYPE:-adape}" --task addition "$@"

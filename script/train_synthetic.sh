@@ -19,4 +19,4 @@ for setting in "$@"; do
     fi
 done
 bash script/train.sh experiment=synthetic "data='$TASK'" name="${TASK}_$TYPE" "$@"
-exec "$python" -m tape.tasks.evaluate "$run" --task synthetic
+exec "$python" -m tape.commands evaluate "$run" --task synthetic

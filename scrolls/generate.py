@@ -111,9 +111,3 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
     generate(parsers.scrolls_generate())
-
-
-if __name__ == "__main__":
-    from scrolls import generate as program  # worker processes find its functions by this name
-
-    program.main()

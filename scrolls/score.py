@@ -191,7 +191,3 @@ def main() -> None:
         print(json.dumps(reports[0], indent=4))
     if any("errors" in report for report in reports):
         sys.exit(os.EX_DATAERR)
-
-
-if __name__ == "__main__":
-    main()

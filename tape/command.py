@@ -130,6 +130,6 @@ class Existing(argparse.Action):
     """Accepts folders of which one exists: the others are named with the results."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace, values, option=None) -> None:
-        if not any(folder.is_dir() for folder in values):
+        if values and not any(folder.is_dir() for folder in values):
             raise argparse.ArgumentError(self, f"no folder {', '.join(map(str, values))}")
         setattr(namespace, self.dest, values)

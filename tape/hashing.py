@@ -1,7 +1,5 @@
 """Random bits as a function of a number, the same on every machine and in every version."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -173,11 +173,11 @@ def lm_eval(given: Words = None) -> argparse.Namespace:
 # ---- compare
 
 
-def of_runs(name: str, description: str, out: str) -> Parser:
+def of_runs(name: str, description: str, out: str | None, number: str = "+") -> Parser:
     """Returns the parser of a command on finished runs; `out` is the default of --out."""
     parser = Parser(name, description)
     about = "folders of runs, or of saved results"
-    parser.add_argument("folders", type=Path, nargs="+", action=Existing, help=about)
+    parser.add_argument("folders", type=Path, nargs=number, action=Existing, help=about)
     parser.add_argument("--out", type=result_folder, default=out, help="for the results")
     return parser
 
@@ -198,6 +198,13 @@ def suite(given: Words = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
     return parser.parse_args(given)
+
+
+def leaderboard(given: Words = None) -> argparse.Namespace:
+    parser = of_runs("leaderboard", "All encodings by all committed results.", None, "*")
+    arguments = parser.parse_args(given)
+    arguments.out = arguments.out or Path("output/leaderboard" if arguments.folders else "docs")
+    return arguments
 
 
 def rates(given: Words = None) -> argparse.Namespace:

@@ -1,8 +1,6 @@
 """Provenance of results: command, commit and machine, in origin.json next to them, and a
 fingerprint of the code of a model."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json
@@ -45,7 +43,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint(model: "nn.Module") -> str:
     """Returns a hash of the code that computes a model: of the modules of this package that define
     its parts, and of those that they use.
 

@@ -5,8 +5,6 @@ All intervals are 95 % intervals; p-values are two-sided. Rows in long form have
 they are grouped by, such as `row`, `task` or `length`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations

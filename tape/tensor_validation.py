@@ -1,7 +1,5 @@
 """Refuses inputs by the values of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

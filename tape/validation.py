@@ -1,7 +1,5 @@
 """Checks of arguments and their values."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -32,10 +33,12 @@ class Outcome:
 
 def run_command(*words: str, folder: Path) -> Outcome:
     """Runs `python words...` with `folder` as the current one: a file of `folder` or of this
-    project and its arguments, or `-m`, a module and its arguments. A traceback is on stderr, with
-    status 1."""
+    project and its arguments, or the `main` of a module, as `-m MODULE ...`. A traceback is on
+    stderr, with status 1."""
     words = [str(word) for word in words]
     module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
+    if module and (ROOT / module.replace(".", "/") / "__main__.py").is_file():
+        module += ".__main__"
     file = (folder if (folder / words[0]).is_file() else ROOT) / words[0]
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
@@ -51,12 +54,10 @@ def run_command(*words: str, folder: Path) -> Outcome:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        # That a module was imported before: a process of its own begins without any.
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
         status = 0
         try:
             if module:
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
+                import_module(module).main()
             else:
                 sys.path.insert(0, str(file.parent))
                 runpy.run_path(str(file), run_name="__main__")

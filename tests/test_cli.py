@@ -60,6 +60,7 @@ scrolls-generate --model missing --task quality --output x.json
 scrolls-score --all --predictions missing --metrics_output_dir x
 compare missing
 suite missing
+leaderboard missing
 rates missing
 report missing
 stability --model missing
@@ -115,12 +116,12 @@ def test_the_documentation_calls_commands_by_their_names():
 
 def test_the_table_names_every_command_of_the_project():
     programs = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for room in ("tape", "arithmetic", "scrolls", "benchmarks")
         for path in (ROOT / room).rglob("*.py")
-        if '\nif __name__ == "__main__":' in path.read_text()
+        if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
     }
-    assert {*cli.TARGETS.values()} == programs - {"tape.commands"}
+    assert {*cli.TARGETS.values()} == programs - {"tape.commands.__main__"}
 
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
@@ -228,7 +229,6 @@ def called_by(command: str, project: Path) -> list[list[str]]:
 
 
 SCRIPTS = "".join(path.read_text() for path in ROOT.glob("script/**/*.sh"))
-FILES = {"tape.commands.train": "train.py", "tape.commands.sweep": "sweep.py"}
 
 
 def check_call(program: str, words: list[str], project: Path) -> None:
@@ -240,8 +240,11 @@ def check_call(program: str, words: list[str], project: Path) -> None:
     if program in launchers:
         found = launchers[program]().parse_args(words[program == "accelerate" :])
         words = [found.training_script, *found.training_script_args]
+    if words[:2] == ["-m", "tape.commands"]:
+        program, words = "tape", words[2:]
     if program == "tape":
-        words = ["-m", cli.TARGETS[words[0]], *words[1:]]
+        file = f"{words[0]}.py"  # of `tape train` and `tape sweep`
+        words[:1] = [file] if (ROOT / file).is_file() else ["-m", cli.TARGETS[words[0]]]
     if words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
         # find_spec("pip") would take setuptools' distutils from torch.compile.
         assert words[1] in packages_distributions(), words
@@ -250,8 +253,6 @@ def check_call(program: str, words: list[str], project: Path) -> None:
 
 
 def check_ours(words: list[str], project: Path) -> None:
-    if words[0] == "-m" and words[1] in FILES:
-        words = [FILES[words[1]], *words[2:]]
     name, *given = words[1:] if words[0] == "-m" else words
     if name == "sweep.py" and "--help" not in given:  # its commands
         outcome = run_command(name, "dry_run=true", *given, folder=project)

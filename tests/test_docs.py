@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -18,9 +19,9 @@ from omegaconf import OmegaConf
 from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.analysis import stability, state, visualize
+from tape.commands.leaderboard import leaderboard
 from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
-from tape.results import load
 from tape.results.rows import read
 from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS, CONFIG
@@ -80,26 +81,20 @@ def rows_of(table):
     return [re.split(r" *\| *", row)[1:-1] for row in table.splitlines() if row.startswith("|")]
 
 
-def test_the_readmes_table_is_that_of_the_results():
-    """Means with intervals and the number of runs; of pass keys, on which runs of one encoding
-    differ by more than such an interval can hold, the range of the runs."""
-    text = (ROOT / "README.md").read_text()
-    titles, _, *shown = rows_of(text[text.index("| encoding | addition") :].partition("\n\n")[0])
-    assert len(shown) == 7 and "pass keys, % (3 runs)" in titles
-    accuracy = load([RESULTS / "passkey"]).query("measure == 'accuracy' and length == 256")
-    runs = 100 * accuracy.groupby(["row", "seed"])["value"].mean()
-    for name, addition, keys, perplexity in shown:
-        cells = {}
-        for results, title in (("addition", "whole grid, %"), ("encodings", "perplexity 1,024")):
-            table = markdown(read([RESULTS / results], across=["*"])).partition("\n\n")[0]
-            header, _, *rows = rows_of(table)
-            (row,) = (row for row in rows if row[0] == name)
-            cells[results] = f"{row[header.index(title)]} (n = {row[header.index('n')]})"
-        assert addition == cells["addition"] and f"{perplexity} (n = 5)" == cells["encodings"]
-        of_seeds = runs[name]
-        assert len(of_seeds) == 3
-        mean, low, high = (f"{x:.1f}" for x in (of_seeds.mean(), of_seeds.min(), of_seeds.max()))
-        assert keys == f"{mean} ({low} to {high})"
+def test_the_leaderboard_is_that_of_the_rows(tmp_path, undrawn):
+    """Page and table, which `tape leaderboard` makes, and the part of them on the front page."""
+    assert not leaderboard([], tmp_path)[1]
+    for name in ("leaderboard.md", "leaderboard.csv"):
+        assert (ROOT / "docs" / name).read_text() == (tmp_path / name).read_text(), name
+    plain = re.sub(r"\*\*|</?u>|\]\([^)]*\)|\[", "", (tmp_path / "leaderboard.md").read_text())
+    cells = defaultdict(dict)
+    for heads, _, *rows in (rows_of(part) for part in plain.split("\n## ")[1:4]):
+        for row in rows:
+            cells[row[0]] |= zip(heads, row, strict=True)
+    heads, _, *rows = rows_of((ROOT / "README.md").read_text().partition("## ")[0])
+    assert len(heads) == 6 and len(rows) == 7
+    for row in rows:
+        assert row[1:] == [cells[row[0]][head] for head in heads[1:]]
 
 
 def test_the_guides_encoding_is_the_packages():

@@ -282,8 +282,8 @@ def test_the_papers_command_line(lines, expected, tmp_path, monkeypatch):
         done = start(*given, **variables)
         assert re.fullmatch(expected, done.communicate()[0]) and done.returncode == 1
         return
-    ((option, module, *arguments),) = commands_of(*given, **variables)
-    assert (option, module) == ("-m", "tape.evaluation.perplexity")
+    ((option, module, command, *arguments),) = commands_of(*given, **variables)
+    assert (option, module, command) == ("-m", "tape.commands", "perplexity")
     found = vars(parsers.perplexity(arguments))
     paper = {"model": Path("output/llama_adape"), "data": "../data/proof_pile.bin"}
     paper |= {"lengths": [1024, 2048, 4096, 8192], "convention": "paper"}

@@ -205,7 +205,8 @@ def test_several_processes_equal_one_and_end_with_it(name, folder, tmp_path):
     whole, place = make_run(tmp_path / "whole" / "run", name), folder / CASES[name].place
     evaluate(whole, name)
     several = command(folder, name, "--processes 2")
-    started = subprocess.Popen([sys.executable, "-m", "tape.tasks.evaluate", *several], cwd=ROOT)
+    words = [sys.executable, "-m", "tape.commands", "evaluate", *several]
+    started = subprocess.Popen(words, cwd=ROOT)
     while started.poll() is None and not journal(place).exists():
         time.sleep(0.02)
     time.sleep(1)  # for the workers

@@ -3,8 +3,6 @@
 torch counts the operations and the memory of a forward pass on fake tensors without data.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,7 +187,3 @@ def main(given: list[str] | None = None) -> None:
     write_text(out / "cost.md", text)
     provenance.record(out)
     print(f"{text}\nalso in {out}, as cost.csv and cost.md")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,8 +5,6 @@ and keys: without an encoding, all scores of a query are equal. A picture shows 
 query's score of itself, which are the differences that softmax sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -109,7 +107,3 @@ def main(given: list[str] | None = None) -> None:
     write_figure(panels(found, 0.85 * PANEL, "key", "query", draw_map), out / "maps")
     provenance.record(out)
     print(f"{len(found)} encodings in {out}: curves.png, maps.png and scores.csv")
-
-
-if __name__ == "__main__":
-    main()

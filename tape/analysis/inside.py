@@ -1,8 +1,6 @@
 """What analyses of trained models share: the command, windows of a text, and what is inside a
 decoder: attention weights and positional state of every layer, and numbers of them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

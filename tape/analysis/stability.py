@@ -5,8 +5,6 @@ it, and by position ids that start later. Models that depend on relative positio
 change under the second shift, up to rounding.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator
@@ -125,7 +123,3 @@ def _over_seeds(values: list[float]) -> str:
 
 def main(given: list[str] | None = None) -> None:
     carry_out("stability", parsers.stability(given), rows_of, markdown)
-
-
-if __name__ == "__main__":
-    main()

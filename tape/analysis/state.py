@@ -6,8 +6,6 @@
 * The loss of the last half of windows with changed states (INTERVENTIONS).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Iterator
@@ -260,7 +258,3 @@ def draw(frame: pd.DataFrame, out: Path) -> None:
 
 def main(given: list[str] | None = None) -> None:
     inside.carry_out("state", parsers.state(given), rows, markdown, draw)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,6 @@ Runs that differ only in their seed are grouped. Curves are means over windows a
 the first window of the first seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator
@@ -148,7 +146,3 @@ def main(given: list[str] | None = None) -> None:
 
     drawn = lambda *_: draw(seen, asked.heads, asked.out)  # noqa: E731
     inside.carry_out("attention", asked, measure, markdown, drawn)
-
-
-if __name__ == "__main__":
-    main()

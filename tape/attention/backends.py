@@ -10,8 +10,6 @@ it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-sum-exp i
 Backend names are transformers'. An unsupported request raises an error; there is no fallback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -7,8 +7,6 @@ takes seven. As in the fused kernel the backward pass computes the weights again
 linear in the length.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable

@@ -5,8 +5,6 @@ ALiBi as its only score bias. Anything else is refused. transformers' wrapper ig
 and crops values that are wider than queries, so the package is called directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

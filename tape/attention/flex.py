@@ -1,7 +1,5 @@
 """torch's FlexAttention as a backend: values and payload under one softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple

@@ -7,8 +7,6 @@ recent GPUs torch prefers cuDNN, also with a mask, where its gradients may be Na
 196678).
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -1,7 +1,5 @@
 """Attention masks: causal, windows, packed documents, and what the caller's mask hides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The payload is the slice of the positional state that attention averages under t
 the values.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -20,7 +18,7 @@ class Values(NamedTuple):
     joined: Tensor | None = None  # (B, K, S, D + P), if there is one
 
     @classmethod
-    def of_joined(cls, joined: Tensor, P: int) -> Values:
+    def of_joined(cls, joined: Tensor, P: int) -> "Values":
         """Returns the last P channels as the payload, the others as values."""
         return cls(*joined.split((joined.shape[-1] - P, P), dim=-1), joined) if P else cls(joined)
 
@@ -43,7 +41,7 @@ class Values(NamedTuple):
             return averages, None
         return averages.split((averages.shape[-1] - self.width, self.width), dim=-1)
 
-    def per_query_head(self, H: int, B: int) -> Values:
+    def per_query_head(self, H: int, B: int) -> "Values":
         """Returns both with B sequences and H heads."""
         shape = (B, H, -1, -1)
         payload = self.payload

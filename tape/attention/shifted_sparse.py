@@ -7,8 +7,6 @@ last groups are shorter. (The original code rolls them into one group, in which 
 see the last ones.) Groups count the real tokens of each sequence, so padding changes nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,7 +4,6 @@ It imports nothing that takes time.
 """
 
 import os
-import runpy
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +29,7 @@ COMMANDS = {
     "compare": {
         "compare": ("tape.results.compare", "runs over seeds: table, statistics, figures"),
         "suite": ("tape.tasks.synthetic.suite", "encodings on synthetic tasks: table, heat maps"),
+        "leaderboard": ("tape.commands.leaderboard", "all encodings by all committed results"),
         "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
         "report": ("tape.results.report", "write all results on one HTML page"),
     },
@@ -43,7 +43,7 @@ COMMANDS = {
     },
     "develop": {
         "new-encoding": ("tape.commands.new_encoding", "make the files of a new encoding"),
-        "export": ("tape.export", "save a model with its code, or as a plain Llama"),
+        "export": ("tape.export.__main__", "save a model with its code, or as a plain Llama"),
     },
 }
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
@@ -59,8 +59,8 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Runs a command in this process, like `python -m MODULE`. If the reader of its output has
-    ended, as `head` does, so does the command, without an error message."""
+    """Runs a command in this process: `main` of its module. If the reader of its output has ended,
+    as `head` does, so does the command, without an error message."""
     name, *arguments = sys.argv[1:] or ["--help"]
     try:
         try:
@@ -88,7 +88,7 @@ def run(name: str, arguments: list[str]) -> None:
         parsers = import_module(f"{target.partition('.')[0]}.parsers")
         if parse := getattr(parsers, name.replace("-", "_"), None):
             parse(arguments)
-    runpy.run_module(target, run_name="__main__", alter_sys=True)
+    import_module(target).main()
 
 
 if __name__ == "__main__":

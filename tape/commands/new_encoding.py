@@ -14,8 +14,6 @@ LOOPS = "tests/references.py"
 
 MODULE = '''"""CLASS: what it computes (authors and year, arXiv number)."""
 
-from __future__ import annotations
-
 from tape.positions.base import PositionEncoding
 
 
@@ -84,7 +82,3 @@ def main(given: list[str] | None = None) -> None:
     print(f"tape/positions/{name}.py: its formula\nconfig/position/{name}.yaml: its arguments")
     print(f"{REGISTRY}: its name, registered\n{LOOPS}: its definition, to be written as a loop")
     print(f"test it: python -m pytest tests/test_contract.py -k {name}")
-
-
-if __name__ == "__main__":
-    main()

@@ -31,7 +31,3 @@ def main() -> None:
     # Any setting of a run may vary.
     sys.argv[1:] = [re.sub(r"^(?=vary[.=])", "++", word) for word in sys.argv[1:at]]
     call(lambda: sweep(settings), "sweep")
-
-
-if __name__ == "__main__":
-    main()

@@ -101,7 +101,3 @@ def main() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     leave(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,8 +5,6 @@ summary.json (accuracy within and beyond the trained conditions) and wrong.jsonl
 answers of each cell).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

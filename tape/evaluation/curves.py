@@ -5,8 +5,6 @@ mean loss `nll` (nats), and perplexity = exp(nll). perplexity_by_position.csv ha
 the tokens with first..last tokens before them in their window. perplexity.png shows both.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of evaluations that extend a model to longer texts without training."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of rows in long form (tape/statistics.py): curves and heat maps; as files."""
 
-from __future__ import annotations
-
 import io
 import math
 import textwrap

@@ -4,8 +4,6 @@ A shard has a folder with a journal, parts.jsonl. Its first line, the header, ho
 and the settings; then comes one line per batch, on disk before the next batch begins.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -63,7 +61,7 @@ class Shard(NamedTuple):
     count: int
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
+    def parse(cls, text: str) -> "Shard":
         """Raises a ValueError for anything but i/n with 1 <= i <= n."""
         numbers = re.fullmatch(r"(\d+)/(\d+)", text)
         shard = cls(*map(int, numbers.groups())) if numbers else cls(0, 0)

@@ -1,7 +1,5 @@
 """Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -194,7 +192,3 @@ def main() -> None:
     arguments = parsers.lm_eval()
     transformers.logging.disable_progress_bar()
     print(f"{make_table(run(arguments))}\nalso in {arguments.out}")
-
-
-if __name__ == "__main__":
-    main()

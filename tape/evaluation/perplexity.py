@@ -1,7 +1,5 @@
 """Perplexity of a model on a text, with windows of several lengths."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -125,7 +123,3 @@ def main(given: list[str] | None = None) -> None:
         print(run(arguments))
     except Incomplete as missing:
         print(f"shard {arguments.shard} is done; {missing}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Questions to a model in batches, answers by greedy decoding, and their marks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict

@@ -4,8 +4,6 @@ Logits are computed for scored tokens only, a few at a time: with a vocabulary o
 8,192 tokens would take a gigabyte.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

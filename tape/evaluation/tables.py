@@ -1,7 +1,5 @@
 """Tables of results: as text, and as csv files to which several processes may add rows."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import re

@@ -1,7 +1,5 @@
 """Texts that models are scored on: token ids on disk, from LongLoRA's files or a corpus."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Rows are selected by functions and not by queries of pandas, which are code: wha
 asked comes from files of others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

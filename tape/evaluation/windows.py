@@ -4,8 +4,6 @@ A window is read at once, without a cache of the text before it. The conventions
 their windows and in the scored tokens, and so in their perplexities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from itertools import groupby
 from typing import NamedTuple

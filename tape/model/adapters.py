@@ -5,8 +5,6 @@ library wraps the model, and a checkpoint is an adapter: the trained weights and
 configuration, which names the base model.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import Counter
@@ -72,7 +70,7 @@ class Method:
     groups: int | None
 
     @classmethod
-    def of(cls, settings: dict[str, Any]) -> Method:
+    def of(cls, settings: dict[str, Any]) -> "Method":
         """Builds a method; refuses settings that are unknown, missing or in conflict."""
         settings = {"lora": None} | settings
         if settings["lora"] is not None:

@@ -3,8 +3,6 @@
 transformers' cache copies all keys and values of every layer for each decoded token.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling

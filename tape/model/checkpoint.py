@@ -1,7 +1,5 @@
 """A trained model, ready to be evaluated, and what is asked of it before."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

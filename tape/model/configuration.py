@@ -1,7 +1,5 @@
 """Decoder configuration: Llama's, plus the positional encoding."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Documents packed one after the other in a row."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

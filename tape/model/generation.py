@@ -1,7 +1,5 @@
 """transformers' `generate` for the decoder: what it does not support, masks and caches."""
 
-from __future__ import annotations
-
 from functools import wraps
 
 from torch import Tensor

@@ -10,8 +10,6 @@ From the first call with position_ids on, a cache keeps the counts of its tokens
 after those of the decoder, where they follow every operation on the cache.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

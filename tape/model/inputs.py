@@ -4,8 +4,6 @@ by window, token indices and documents, coordinates, and the cache.
 The layers themselves (`tape.model.layer`) know none of it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -10,8 +10,6 @@ The encoding (`tape.positions`) defines E, what it does to queries, keys and sco
 Parameter names are those of transformers' Llama.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

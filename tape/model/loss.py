@@ -4,8 +4,6 @@ They are computed for a chunk of tokens at a time, gradients included, so no log
 backward pass; the arithmetic is the same.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

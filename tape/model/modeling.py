@@ -2,8 +2,6 @@
 contains no code for specific encodings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce

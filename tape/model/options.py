@@ -1,7 +1,5 @@
 """Options of attention, the same for every encoding."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ A new encoding is one file here, one line in `ENCODINGS` and, if it has argument
 config/position/; `tape new-encoding` makes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

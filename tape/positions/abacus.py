@@ -1,7 +1,5 @@
 """Abacus: the place of each digit in its number (McLeish et al. 2024, arXiv 2405.17399)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

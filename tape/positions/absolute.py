@@ -1,7 +1,5 @@
 """No encoding, and encodings added to the token embeddings: sinusoidal and learned."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

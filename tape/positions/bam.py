@@ -1,7 +1,5 @@
 """BAM: a generalised Gaussian prior over distances (Bianchessi et al. 2025, arXiv 2505.22842)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init

@@ -6,8 +6,6 @@ heads, G = H / K, D head dimension, F = D / 2 frequencies, C hidden size, P widt
 width of a key's extras.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from inspect import get_annotations
 from types import NoneType, UnionType

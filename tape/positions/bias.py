@@ -4,8 +4,6 @@ All are causal: for keys j after the query i, which the mask removes, the distan
 zero.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

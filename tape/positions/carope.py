@@ -1,7 +1,5 @@
 """CARoPE: rotations by frequencies of the text (Veisi et al. 2025, arXiv 2507.23083)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A short causal convolution over the text, on channels of low rank."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

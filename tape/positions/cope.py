@@ -1,7 +1,5 @@
 """CoPE: counts the tokens that a query selects (Golovneva et al. 2024, arXiv 2405.18719)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

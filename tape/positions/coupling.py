@@ -1,7 +1,5 @@
 """Position coupling: one id for all digits of a weight (Cho et al. 2024, arXiv 2405.20671)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """DAPE: a bias adapted to the scores (Zheng et al. 2024, arXiv 2405.14722)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

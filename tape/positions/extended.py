@@ -1,7 +1,5 @@
 """RoPE for longer texts without training: distances are mapped to trained ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

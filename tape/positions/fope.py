@@ -1,7 +1,5 @@
 """FoPE: rotations by mixtures of frequencies (Hua et al. 2024, arXiv 2412.17739)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FoX: decay that depends on the text (Lin et al. 2025, arXiv 2503.02130)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -4,8 +4,6 @@ Without the average of its state, TAPE is exactly RoPE whose queries and keys ar
 real number per token and head (tests/test_special_cases.py). Here a layer reads it from its input.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init

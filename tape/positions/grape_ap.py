@@ -6,8 +6,6 @@ re-derived from the paper. The authors' decoder (model-architectures/GRAPE,
 model/llama-mha-grape-a-pi.py) does not normalise p_i, and rotates in the other direction.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

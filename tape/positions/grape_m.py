@@ -5,8 +5,6 @@ Re-derived by hand from the paper and the authors' decoders (model-architectures
 model/llama-mha-grape-m-*.py), which rotate in the other direction.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

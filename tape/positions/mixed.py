@@ -1,7 +1,5 @@
 """Mixtures: another encoding in every layer, in a pattern that repeats over the layers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any

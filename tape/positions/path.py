@@ -1,7 +1,5 @@
 """PaTH: scores through products of maps of the text (Yang et al. 2025, arXiv 2505.16381)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -29,7 +27,7 @@ class Chunks(NamedTuple):
     whole: Tensor  # H_last .. H_first, (B, K, 1, n, D, D)
 
     @classmethod
-    def of(cls, k: Tensor, w: Tensor, beta: Tensor) -> Chunks:
+    def of(cls, k: Tensor, w: Tensor, beta: Tensor) -> "Chunks":
         """Takes keys and w of (B, K, T, D), and beta (B, K, T, 1)."""
         k, w, beta = (in_chunks(x)[:, :, None] for x in (k, w, beta))
         eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)

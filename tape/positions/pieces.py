@@ -7,8 +7,6 @@ by max(1, log_L(i + 1)) (rerope), nor cosines and sines by 0.1 ln 2 + 1 (STRING)
 shift is W - floor(W / G), not W - W / G; and dca's largest distance is C + W - 1, not C + W.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

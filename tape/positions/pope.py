@@ -1,7 +1,5 @@
 """PoPE: polar positions, which separate the size of a channel from its phase (arXiv 2509.10534)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """RandPE: RoPE on random coordinates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import PretrainedConfig

@@ -1,8 +1,6 @@
 """Relative positions that the query reads: a learned profile over distances per query (Shaw et al.
 2018, arXiv 1803.02155, in the form of Inkling, `transformers.models.inkling`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ Re-derived by hand from the paper and the authors' decoder (SakanaAI/repo, Olmo2
 gradual change from indices to positions in fine-tuning is not part of it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and fre
 `scaling` are moved to `config.rope_parameters`, where Hugging Face tools look for them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Any encoding takes `sampler=`. All layers and all sequences of a batch share one
 pass, so relative distances are consistent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache

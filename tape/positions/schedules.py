@@ -1,7 +1,5 @@
 """Schedules of the frequencies of rotary encodings, in the form of `config.rope_parameters`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

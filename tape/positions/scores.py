@@ -1,7 +1,5 @@
 """Biases of attention scores, and their masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ DENSE_BACKENDS = frozenset({"eager", "sdpa", "flex_attention"})  # take biases a
 SCORE_BACKENDS = frozenset({"eager", "sdpa"})  # take scores in place of products
 
 
-def distances(positions: Positions) -> Tensor:
+def distances(positions: "Positions") -> Tensor:
     """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
 

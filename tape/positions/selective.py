@@ -1,7 +1,5 @@
 """Selective RoPE: angles that depend on the text (Movahedi et al. 2025, arXiv 2511.17388)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

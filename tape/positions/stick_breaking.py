@@ -1,7 +1,5 @@
 """Stick-breaking attention, without a softmax (Tan et al. 2024, arXiv 2410.17980)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

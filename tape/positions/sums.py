@@ -1,7 +1,5 @@
 """Running sums of earlier tokens, which the extras of keys hold."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """TAPA: scores with a phase that depends on both tokens (Wang et al. 2025, arXiv 2509.12635)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

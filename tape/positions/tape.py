@@ -11,8 +11,6 @@ All maps act on the heads and leave frequencies and the pair (cosine, sine) alon
 with every rotation of the pairs, so shifting all positions leaves the output unchanged.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any
@@ -68,7 +66,7 @@ class TapeLayer(RotaryLayer):
 
     decays = ("mix", "gate", "up", "down")
 
-    def __init__(self, config: PretrainedConfig, encoding: Tape):
+    def __init__(self, config: PretrainedConfig, encoding: "Tape"):
         super().__init__()
         H, K = config.num_attention_heads, config.num_key_value_heads
         frequencies, self.num_heads = config.head_dim // 2, K

@@ -2,8 +2,6 @@
 Pai, Tilde Research), re-derived by hand from the eager reference in flash-linear-attention
 (fla/ops/wall_attn/naive.py)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """xPos: RoPE with exponential decay."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

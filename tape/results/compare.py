@@ -4,8 +4,6 @@ Runs with the same settings but the seed are one row. Results of an earlier comp
 with results.csv and settings.json) count as the runs in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,7 +43,3 @@ def main(given: list[str] | None = None) -> None:
     print(text)
     print(f"\nalso in {arguments.out}, with figures and the rows of each run")
     end(arguments.folders, found.missing)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """The figures of a comparison: curves with bands over seeds, and mean heat maps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from matplotlib.figure import Figure

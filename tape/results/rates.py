@@ -3,8 +3,6 @@
 The seeds of these runs are for the choice only; a comparison takes others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +26,7 @@ from tape.runs.metrics import metric_rows
 LOSS, BLOCKS = "validation loss", "eval_blocks"
 HEAD = """\
 # @package learning_rates
-# Learning rate by encoding, as chosen by python -m tape.results.rates.
+# Learning rate by encoding, as chosen by tape rates.
 """
 NOTE = """\
 Validation loss in nats per token at the end of training, mean over {} seed(s); -: not all of these
@@ -139,7 +137,3 @@ def main(given: list[str] | None = None) -> None:
     print(text)
     print(f"\nalso in {out}, with a picture, the rows of each run and the choice as rates.yaml")
     end(arguments.folders, missing)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,8 +5,6 @@ report, and the command, commit and machine. Jinja2 and markdown-it escape all v
 in the head of the page allows no script.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import re
@@ -114,7 +112,3 @@ def printable(text: str) -> str:
 def main(given: list[str] | None = None) -> None:
     arguments = parsers.report(given)
     print(run(arguments.folders, arguments.out))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,6 @@ What runs are compared in is the encoding (position.*) or the method of adaptati
 other settings they must be equal, unless these are named: nothing unequal is compared silently.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

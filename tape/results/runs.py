@@ -6,8 +6,6 @@ does not apply), value, n (the number of observations that the value is the mean
 settings.json beside it holds how runs were trained and evaluated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """A comparison as tables of markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Accuracy of a model on a generated task, by greedy decoding: tape evaluate RUN --task TASK."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys
@@ -96,7 +94,3 @@ def main(words: list[str] | None = None) -> None:
         resolve_name("scrolls.generate:evaluate_run")(given)
     else:
         evaluate(given)
-
-
-if __name__ == "__main__":
-    main()

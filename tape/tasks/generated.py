@@ -1,7 +1,5 @@
 """Tasks whose sequences and questions are generated: training, validation, evaluation."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@
 `tokens` the mean number of tokens of a prompt.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

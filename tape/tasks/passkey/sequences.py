@@ -6,8 +6,6 @@ counted in units: characters in the benchmark's text, words in the plain one. Th
 the fraction of the garbage before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property

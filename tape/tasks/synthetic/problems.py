@@ -6,8 +6,6 @@ labels[:, t] is the token to predict from tokens[:, :t], or `IGNORED`. Its examp
 a problem and of its labels.
 """
 
-from __future__ import annotations
-
 import itertools
 import string
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """All encodings on all tasks: one table and one heat map per encoding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -177,7 +175,3 @@ def main() -> None:
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
     end(arguments.folders, missing)
-
-
-if __name__ == "__main__":
-    main()

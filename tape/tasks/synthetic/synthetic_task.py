@@ -7,8 +7,6 @@ if the training reached its criterion, else 0: comparisons average accuracies of
 and count the latter as failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import takewhile

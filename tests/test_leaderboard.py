@@ -1,0 +1,63 @@
+"""The leaderboard: how values are ranked, marked and written, and whose runs are taken."""
+
+from dataclasses import replace
+from math import inf, nan
+
+import pandas as pd
+import pytest
+
+from tape.commands import leaderboard as board
+from tape.results.runs import write_runs
+
+TITLED = {column.title.split()[0]: column for column in board.COLUMNS}
+FLIPS, TEXT, TIME = TITLED["flip_flop"], TITLED["text"], TITLED["decoding"]
+
+
+def texts(column, **values):
+    """The cells of encodings by the values of their seeds; None: has not learned, but solved 8."""
+    rows = [(name, n, x or 8, bool(x)) for name, each in values.items() for n, x in enumerate(each)]
+    rows = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"])
+    return [*board.cells_of(column, rows)["text"]]
+
+
+def test_the_best_and_what_is_within_its_standard_error_are_marked():
+    lengths = {"a": [64, 32, 128], "b": [64, None, 64], "c": [45] * 3, "d": [None, None, 128]}
+    solved = ["**64 (32 to 128), 3 of 3**", "**64, 2 of 3**", "<u>45, 3 of 3</u>", "128, 1 of 3"]
+    assert texts(FLIPS, **lengths) == solved  # the error of a is 28.2; d is ranked by 0
+    assert texts(FLIPS, a=[None, 32, None], b=[None]) == ["32, 1 of 3", "0 of 1"]
+    losses = {"a": [-0.3, -0.1], "b": [-0.1, -0.1002], "c": [-0.0998, -0.0999], "d": [0.1, inf]}
+    shown = ["**-0.200 (-0.300 to -0.100)**", "<u>-0.100</u>", "-0.100", "+inf (+0.100 to +inf)"]
+    assert texts(TEXT, **losses) == shown  # the error is 0.1
+    assert texts(TEXT, a=[inf, inf]) == ["+inf"]
+    assert texts(TIME, a=[1, 2, 3, 4, 5, 6, 7]) == ["**4.00 (2.00 to 6.00)**"]
+
+
+def test_differences_are_those_of_the_same_seed():
+    runs = {(board.row_of(run), run.seed): run for run in board.runs_of(TEXT.source, [])}
+    at = "measure == 'loss' and length == 1024 and first != first"
+    fire, rope = (runs[name, 3].rows.query(at)["value"].item() for name in ("fire", "rope"))
+    diverged = replace(runs["fire", 2], rows=runs["fire", 2].rows.assign(value=nan))
+    values = board.values_of(TEXT, [diverged]).set_index(["encoding", "seed"])["value"]
+    assert values["fire", 3] == fire - rope and values["fire", 2] == inf
+    assert not values["rope"].any()
+
+
+def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
+    runs = [run for run in board.runs_of(FLIPS.source, []) if board.row_of(run) == "rope"]
+    like = lambda run, key, value: replace(run, settings=run.settings | {key: value})  # noqa: E731
+    mine = [like(run, "position.name", "mine") for run in runs[1:]]
+    write_runs(tmp_path, [*mine, replace(runs[0], rows=runs[0].rows.assign(reached=0))])
+    text, missing = board.leaderboard([tmp_path], tmp_path / "out")
+    assert not missing and text.count("[mine](encodings.md#definitions)") == 3
+    rows = pd.read_csv(tmp_path / "out" / "leaderboard.csv", index_col=["column", "encoding"])
+    rows, before = rows.loc[FLIPS.title], board.values_of(FLIPS, []).query("encoding == 'rope'")
+    assert [*rows.loc["mine", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(mine)]
+    assert [*rows.loc["rope", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(runs)]
+    assert board.row_of(like(runs[0], "position.theta", 9.0)) == "rope theta=9.0"
+    write_runs(tmp_path / "other", [replace(runs[0], asked={})])
+    with pytest.raises(ValueError, match="what no column shows"):
+        board.leaderboard([tmp_path / "other"], tmp_path)
+    other = replace(runs[1], rows=runs[1].rows.assign(value=0.0))
+    for key, message in (("max_steps", "max_steps: "), ("learning_rate", "two runs of seed 1")):
+        with pytest.raises(ValueError, match=message):
+            board.values_of(FLIPS, [runs[1], like(other, f"trainer.{key}", 9)])
