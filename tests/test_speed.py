@@ -193,6 +193,10 @@ def test_the_documented_times_follow_from_their_rows():
     memory = [f"{x:.2f}" for x in found.memory_mib / found.memory_mib[0]]
     lines = zip(found.method, ratios, memory, strict=True)
     assert markdown_table([["encoding", "time / rope", "memory / rope"], *lines]) in page
+    ((_, found, ratios),) = documented("h100/train", Load("training", "base", "sdpa", 16, 1024))
+    memory = [f"{x:.2f}" for x in found.memory_mib / found.memory_mib[0]]
+    lines = [["time", *ratios[1:]], ["memory", *memory[1:]]]
+    assert markdown_table([["/ rope", *found.method[1:]], *lines]) in page
     decoding = [*documented("decode", Load("decoding", "small", "sdpa", 1, 256))]
     lines = [[title.removeprefix("decode, decoding, sdpa, "), *x[1:]] for title, _, x in decoding]
     assert markdown_table([["time / rope", *decoding[0][1].method[1:]], *lines]) in page
