@@ -12,10 +12,10 @@ import socket
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
-from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from tqdm import tqdm
@@ -59,7 +59,7 @@ class Engine:
         self.left = [run for run in runs if not run.finished()]
         self.failed: list[Run] = []
         self.stopped: int | None = None  # the signal for the runs
-        self.workers: list[Process] = []
+        self.workers: list[Popen] = []
         self.idle: list[tuple[StreamReader, StreamWriter]] = []  # connections to workers
         self.groups: set[int] = set()  # of the commands that run
         self.begun, self.done = time.monotonic(), 0
@@ -89,8 +89,9 @@ class Engine:
             status = min(1, await self.execute(command))
         for _, writer in self.idle:
             writer.close()
+            await writer.wait_closed()
         for worker in self.workers:
-            await worker.wait()
+            worker.wait()
         if self.stopped:
             print(f"stopped: {left} of {count} runs are left; the same command continues")
             return 130 if self.stopped == signal.SIGINT else STOPPED
@@ -160,10 +161,7 @@ class Engine:
         """Starts a worker and returns the connection to it, with whose end the worker ends."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *WORKER, stdin=theirs, env=self.environment, process_group=0
-            )
-        self.workers.append(process)
+            self.workers.append(Popen(WORKER, stdin=theirs, env=self.environment, process_group=0))
         return await asyncio.open_connection(sock=ours)
 
 

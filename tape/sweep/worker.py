@@ -1,8 +1,5 @@
-"""A process that has imported the libraries of the commands, which takes seconds, and forks for
-each command.
-
-It imports nothing of tape: a command reads the code as it is when it begins.
-"""
+"""A process that has imported libraries, which takes seconds, and forks for each command of tape,
+of which it imports nothing: a command reads the code as it is when it begins."""
 
 import json
 import os
@@ -35,22 +32,17 @@ def main() -> None:
         for number, handler in usual.items():
             signal.signal(number, handler)
         tell(os.getpid())  # from now on it receives signals
-        redirect(log)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if log is not None:
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
 
 
 def tell(number: int) -> None:
     os.write(sys.stdin.fileno(), f"{number}\n".encode())
-
-
-def redirect(log: str | None) -> None:
-    """Closes standard input, and appends standard output and error to the log, if there is one."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if log is not None:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
 
 
 if __name__ == "__main__":
