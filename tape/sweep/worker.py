@@ -8,8 +8,6 @@ import signal
 import sys
 from importlib import import_module
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
 
 def main() -> None:
     """Imports the libraries that are named after a module, and runs the module for every request.
@@ -19,19 +17,20 @@ def main() -> None:
     its exit status, -N after signal N.
     """
     # A cluster signals all processes. Commands that save need their worker until they end.
-    usual = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    signals = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
+    usual = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     module, *libraries = sys.argv[1:]
     for library in libraries:
         import_module(library)
     for line in sys.stdin:
         log, *sys.argv[1:] = json.loads(line)
         if command := os.fork():
-            tell(os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]))
+            os.write(0, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]))
             continue
         os.setpgid(0, 0)
         for number, handler in usual.items():
             signal.signal(number, handler)
-        tell(os.getpid())  # from now on it receives signals
+        os.write(0, b"%d\n" % os.getpid())  # from now on it receives signals
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if log is not None:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -39,10 +38,6 @@ def main() -> None:
             os.dup2(output, 2)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
-
-
-def tell(number: int) -> None:
-    os.write(sys.stdin.fileno(), f"{number}\n".encode())
 
 
 if __name__ == "__main__":
