@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 import torch
 from conftest import make_model, random_tokens
-from omegaconf import OmegaConf
 
 from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
@@ -24,7 +23,7 @@ from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
 from tape.results.rows import read
 from tape.results.typesetting import markdown
-from tape.settings.groups import ABLATIONS, CONFIG
+from tape.settings.groups import ABLATIONS
 from tape.tasks.synthetic.suite import suite
 
 ROOT = Path(__file__).parent.parent
@@ -254,7 +253,8 @@ def test_rows_in_a_notebook_are_those_of_the_table(tmp_path, monkeypatch, capsys
         assert (tmp_path / "output" / f"{name}.png").stat().st_size > 1000
 
 
-CONTRASTS = {"suite": OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts}
+CONTRASTS = {"suite": "flip_flop:fox:rope counting:fox:rope add:nope:rope add:fire:rope"}
+CONTRASTS["suite"] += " 'copy:tape sampler=subset:randpe' copy:tape:rope"
 CONTRASTS["needle_long"] = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
 
 

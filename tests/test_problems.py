@@ -48,7 +48,7 @@ def questions(source):
     [
         ("addition", ("bb9f0c8ac2169bd8", "7952773cbcd78de3", "6bbca64826ca5fae")),
         ("passkey", ("9bc07a8f53535a44", "07052a8a86fad7de", "07473c9f58827cc9")),
-        ("synthetic", ("299d6065630c877a", "4816cff88a38a1e9", "9353f069183ed2cc")),
+        ("synthetic", ("3127fa1a440b8f06", "47a56544bb9386f4", "89d0c94c550f7f3b")),
         ("association", ("23740f87904feebd", "dd43bc3d32b33884", "5b73f7e03534e361")),
     ],
 )

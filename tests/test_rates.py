@@ -104,9 +104,9 @@ def test_runs_take_the_chosen_rates():
     """Synthetic tasks those of their family."""
     text = OmegaConf.load(CONFIG / "rates" / "text.yaml")
     for given, rate in (
-        ("synthetic data=add position=nope", 1e-2),
-        ("synthetic data=parity position=nope learning_rates.counting.nope=0.5", 0.5),
-        ("synthetic data=copy position=t5", 3e-3),
+        ("synthetic_adamw data=add position=nope", 1e-2),
+        ("synthetic_adamw data=parity position=nope learning_rates.counting.nope=0.5", 0.5),
+        ("synthetic_adamw data=copy position=t5", 3e-3),
         ("text position=rope", text.rope),
         ("text position=dape", 3.2e-2),
     ):

@@ -1,7 +1,6 @@
 """The engine of sweeps, with a stand-in for the commands of tape that takes milliseconds; and a
 sweep from training to the comparison, with a tiny run and all processes."""
 
-import os
 import re
 import shutil
 import signal
@@ -30,8 +29,11 @@ if command == "compare":
 run = pathlib.Path(run)
 run.mkdir(parents=True, exist_ok=True)
 def save(number, frame):
+    time.sleep(0.2)
     (run / "checkpoint").write_text(str(number))
     sys.exit(75)
+if "die" in told:
+    os.kill(os.getppid() if "worker" in told else os.getpid(), signal.SIGKILL)
 if f"fail {command}" in told:
     sys.exit("error: the loss is not finite")
 if "wait" in told and not (run / "checkpoint").exists():
@@ -52,7 +54,9 @@ def folder(tmp_path, monkeypatch):
     Path("stand_in.py").write_text(STAND_IN)
     Path("config").mkdir()
     Path("config/train.yaml").write_text("length: 64\n")
-    monkeypatch.setattr(engine, "COMMAND", (sys.executable, "-I", "-S", "stand_in.py"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    worker = (sys.executable, "-S", "-m", "tape.sweep.worker", "stand_in")
+    monkeypatch.setattr(engine, "WORKER", worker)
     monkeypatch.setattr(compose, "CONFIG", Path("config"))
     usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
@@ -124,6 +128,14 @@ def test_the_request_of_a_receipt_is_that_of_the_beginning():
     assert run.receipt.exists() and not run.finished()
 
 
+def test_a_run_that_is_killed_fails_and_the_others_go_on(capfd):
+    runs = [make_run("rope", "die"), make_run("alibi", "die", "worker"), make_run("tape")]
+    assert performed(*runs, jobs=1) == 1
+    err = capfd.readouterr().err
+    assert "e_rope_0 did not finish" in err and "the process that starts the commands" in err
+    assert runs[2].finished() and not any(run.finished() for run in runs[:2])
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_a_run_that_fails_is_named_and_the_others_are_compared(command, capfd):
     runs = [make_run("rope", f"fail {command}"), make_run("tape"), make_run("rope", seed=1)]
@@ -137,25 +149,31 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(command, capfd):
         assert [trainings(run) for run in runs[1:]] == [1, 1]
 
 
-def signal_when(number, *paths):
-    """Sends a signal to this process when files are there, in the thread that is returned."""
+def signal_when(number, *paths, everywhere=False):
+    """Sends a signal to this process when files are there, in the thread that is returned; before,
+    `everywhere`, to all of its descendants, as a cluster does."""
 
     def wait():
         while not all(path.exists() for path in paths):
             time.sleep(0.01)
-        os.kill(os.getpid(), number)
+        this = psutil.Process()
+        for process in [*everywhere * this.children(recursive=True), this]:
+            process.send_signal(number)
 
     sender = threading.Thread(target=wait, daemon=True)
     sender.start()
     return sender
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_stopped_sweep_saves_and_resumes(number, capfd):
+STOPS = [*((number, False) for number in engine.FORWARDED), (signal.SIGTERM, True)]
+
+
+@pytest.mark.parametrize(("number", "everywhere"), STOPS)
+def test_a_stopped_sweep_saves_and_resumes(number, everywhere, capfd):
     is_ctrl_c = number == signal.SIGINT
     received = signal.SIGINT if is_ctrl_c else signal.SIGTERM
     runs = [make_run("rope", "wait"), make_run("alibi", "wait"), make_run("tape")]
-    signal_when(number, *(run.folder / "begun" for run in runs[:2]))
+    signal_when(number, *(run.folder / "begun" for run in runs[:2]), everywhere=everywhere)
     assert performed(*runs) == (130 if is_ctrl_c else 75)
     out = capfd.readouterr().out
     assert "stopped: 3 of 3 runs are left" in out and "compared" not in out

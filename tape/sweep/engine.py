@@ -1,18 +1,21 @@
 """Performs a sweep: several runs at a time, restartable, then the comparison.
 
-Each command is a process of its own: it saves on signals, and its memory is free when it ends.
+Each command is a process of its own: it saves on signals, and its memory is free when it ends. It
+is a fork of a worker, a process that has imported the libraries.
 """
 
 import asyncio
+import json
 import os
 import signal
-import subprocess
+import socket
 import sys
 import time
-from asyncio.subprocess import Process
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from tqdm import tqdm
@@ -22,7 +25,10 @@ from tape.provenance import cores
 from tape.runs.folder import locked
 from tape.sweep.compose import Run, comparison
 
-COMMAND = (sys.executable, "-m", "tape.commands")
+# Of all commands; none starts a thread, which a fork would lose, or uses a GPU.
+LIBRARIES = ("torch", "transformers.models.llama.modeling_llama", "accelerate", "peft")
+LIBRARIES += ("hydra.main", "matplotlib.figure", "scipy.stats")
+WORKER = (sys.executable, "-m", "tape.sweep.worker", "tape.commands", *LIBRARIES)
 STOPPED = os.EX_TEMPFAIL  # 75: stopped, and the same command continues
 FORWARDED = {  # signal -> that for the runs
     signal.SIGTERM: signal.SIGTERM,
@@ -53,7 +59,9 @@ class Engine:
         self.left = [run for run in runs if not run.finished()]
         self.failed: list[Run] = []
         self.stopped: int | None = None  # the signal for the runs
-        self.processes: set[Process] = set()
+        self.workers: list[Popen] = []
+        self.idle: list[tuple[StreamReader, StreamWriter]] = []  # connections to workers
+        self.groups: set[int] = set()  # of the commands that run
         self.begun, self.done = time.monotonic(), 0
         self.free = asyncio.Semaphore(cfg["jobs"])
         threads = max(1, cores() // cfg["jobs"])
@@ -79,6 +87,11 @@ class Engine:
         if command and left == len(self.failed) < count:
             print(flush=True)
             status = min(1, await self.execute(command))
+        for _, writer in self.idle:
+            writer.close()
+            await writer.wait_closed()
+        for worker in self.workers:
+            worker.wait()
         if self.stopped:
             print(f"stopped: {left} of {count} runs are left; the same command continues")
             return 130 if self.stopped == signal.SIGINT else STOPPED
@@ -91,8 +104,8 @@ class Engine:
         """Sends a signal to all runs, which save and end, and begins no others."""
         if not self.stopped:
             self.stopped = number
-            for process in self.processes:
-                send(process, number)
+            for group in self.groups:
+                send(group, number)
 
     async def learn(self, run: Run) -> None:
         """Trains and evaluates a run when its turn comes, and says how it ended."""
@@ -131,24 +144,34 @@ class Engine:
     async def execute(self, command: Sequence[str], log: Path | None = None) -> int:
         """Runs a command to its end, as a process group that receives signals as a whole. Returns
         its exit status; its output goes to the log, or is shown."""
-        with log.open("ab") if log else nullcontext() as output:
-            process = await asyncio.create_subprocess_exec(
-                *COMMAND,
-                *command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output and subprocess.STDOUT,
-                env=self.environment,
-                process_group=0,
-            )
-        self.processes.add(process)
+        reader, writer = self.idle.pop() if self.idle else await self.worker()
+        writer.write(json.dumps([log and str(log), *command]).encode() + b"\n")
+        group = await answer(reader)
+        self.groups.add(group)
         if self.stopped:  # while it started
-            send(process, self.stopped)
-        status = await process.wait()
-        self.processes.remove(process)
+            send(group, self.stopped)
+        try:
+            status = await answer(reader)
+        finally:
+            self.groups.remove(group)
+        self.idle.append((reader, writer))
         return status
 
+    async def worker(self) -> tuple[StreamReader, StreamWriter]:
+        """Starts a worker and returns the connection to it, with whose end the worker ends."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.workers.append(Popen(WORKER, stdin=theirs, env=self.environment, process_group=0))
+        return await asyncio.open_connection(sock=ours)
 
-def send(process: Process, number: int) -> None:
+
+async def answer(reader: StreamReader) -> int:
+    """Reads a number from a worker; raises a ChildProcessError if it has ended."""
+    if line := await reader.readline():
+        return int(line)
+    raise ChildProcessError("the process that starts the commands was killed")
+
+
+def send(group: int, number: int) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+        os.killpg(group, number)
