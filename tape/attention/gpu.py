@@ -47,7 +47,6 @@ def attend(
     grouped &= values.payload is None and mask is None and q.element_size() == 2
     if not grouped:
         k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
-
     k = aligned(k)
 
     def average(x: Tensor) -> Tensor:

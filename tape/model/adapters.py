@@ -100,11 +100,7 @@ def _of_settings(owner: str, given: Any, cls: type) -> Any:
 
 
 def adapt(
-    model: TapeForCausalLM,
-    method: Method,
-    base: str,
-    base_weights: str,
-    frozen: str | None = None,
+    model: TapeForCausalLM, method: Method, base: str, base_weights: str, frozen: str | None = None
 ) -> TapeForCausalLM | PeftModel:
     """Enables the method's trainable parameters and records in the configuration: the method, the
     folder or hub name of the base, its hash or revision, and the storage of frozen weights.

@@ -32,9 +32,7 @@ SHA256 = 64  # digits; a revision on the hub has fewer
 
 
 def load(
-    folder: Path,
-    dtype: torch.dtype | None = None,
-    position: str | dict[str, Any] | None = None,
+    folder: Path, dtype: torch.dtype | None = None, position: str | dict[str, Any] | None = None
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
     """Returns `load_model`, without a base's settings for generation, and its tokenizer."""
     model = load_model(folder, dtype, position=position)

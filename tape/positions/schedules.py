@@ -105,10 +105,7 @@ def _check_schedule(scaling: Mapping[str, Any], D: int) -> None:
     odd = rope_type == "default" and int(D * (share or 1)) % 2
     whole = rope_type not in ("default", "proportional")
     refusals = [
-        (
-            whole and share not in (None, 1.0),
-            f"{part} with {kind}, not default or proportional",
-        ),
+        (whole and share not in (None, 1.0), f"{part} with {kind}, not default or proportional"),
         ((share or 0) > 1, f"{part} must be a number in (0, 1]"),
         (odd, f"{part} of head_dim={D} channels must be an even number of channels"),
         (missing, f"scaling with {kind} also needs {', '.join(missing)}"),
