@@ -51,13 +51,8 @@ NAMES = {
 
 
 def kernel_options(queries: int, values: int, limit: int, bias: bool = False) -> dict[str, int]:
-    """Block sizes for 16-bit numbers; {}: Inductor's.
-
-    Args:
-        queries: width of queries and keys.
-        values: width of values and payload.
-        limit: bytes of shared memory of a block on the device.
-        bias: whether a bias is added to the scores.
+    """Block sizes for 16-bit numbers, given the widths of queries and of values with payload, the
+    bytes of shared memory of a block on the device, and whether scores have a bias; {}: Inductor's.
     """
     found: dict[str, int] = {}
     if queries == values < 64:

@@ -136,7 +136,7 @@ COLUMNS = (
     Column(LANGUAGE, "bigrams 8x, nats", BIGRAMS, partial(loss, times=8), "mean", "min", 3, SUB),
     Column(LANGUAGE, "pass keys 2x, %", KEYS, keys_at_twice, "median", "max", 1),
     Column(LANGUAGE, "addition, digits", ADDITION, digits_beyond, "mean", "max", 1),
-    *(longest(f"git checkout abeb66c; {SUITE}", *each) for each in FIRST.items()),
+    *(longest(f"{SUITE} # at commit abeb66c", *each) for each in FIRST.items()),
     *(longest(SUITE, name, task.trained) for name, task in TASKS.items()),
     Column(COST, "step time", TRAINING, SECONDS, "median", "min", 2, RATIO),
     Column(COST, "step memory", TRAINING, lambda row: row.memory, "median", "min", 2, RATIO),

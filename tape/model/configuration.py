@@ -1,5 +1,7 @@
 """Decoder configuration: Llama's, plus the positional encoding."""
 
+from __future__ import annotations  # `strict` would refuse values by their types, in other words
+
 import copy
 import logging
 from collections.abc import Iterable

@@ -82,11 +82,8 @@ class Attention(nn.Module):
         cache: Cache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
-        `final` layer has no payload.
-
-        Args:
-            context: returns the encoding in this layer. It is not an argument itself: accelerate
-                would move a module, as it moves tensors.
+        `final` layer has no payload. `context` returns the encoding in this layer, which is no
+        argument itself: accelerate would move a module, as it moves tensors.
         """
         encoding = context()
         tokens = inputs.tokens

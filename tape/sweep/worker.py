@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 
-def main() -> None:
+def serve() -> None:
     """Imports the libraries that are named after a module, and runs the module for every request.
 
     Standard input is a socket. A request is a line: the log, or null to show the output, and the
@@ -41,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

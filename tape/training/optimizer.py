@@ -134,13 +134,9 @@ class Muon(Optimizer):
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon and AdamW in one object with one state.
-
-    Args:
-        groups: of `parameter_groups`, the last for Muon.
-        rate: learning rate of Muon, whose update has the spectral norm 1, times
-            sqrt(max(1, rows / columns)).
-        adamw: further arguments of `torch.optim.AdamW`.
+    """Muon and AdamW in one object with one state, for the groups of `parameter_groups`, of which
+    Muon has the last. `rate` is Muon's, whose update has the spectral norm 1, times
+    sqrt(max(1, rows / columns)); `adamw` holds further arguments of `torch.optim.AdamW`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], rate: float, adamw: dict[str, Any]):
