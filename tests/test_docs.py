@@ -28,7 +28,7 @@ from tape.tasks.synthetic.suite import suite
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[a-z]*/README.md")])
 
 
 def blocks(page, language):
@@ -256,6 +256,7 @@ def test_rows_in_a_notebook_are_those_of_the_table(tmp_path, monkeypatch, capsys
 
 CONTRASTS = {"suite": "flip_flop:fox:rope counting:fox:rope add:nope:rope add:fire:rope"}
 CONTRASTS["suite"] += " 'copy:tape sampler=subset:randpe' copy:tape:rope"
+CONTRASTS["tasks"] = "flip_flop:fox:rope counting:fox:rope"
 CONTRASTS["needle_long"] = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
 
 

@@ -52,7 +52,7 @@ def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
             rows, trained = select(run.of(FOLDER), "accuracy"), run.asked[FOLDER]["trained"]
             times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
             rows = rows.assign(task=task, encoding=label, run=str(run.folder), seed=run.seed)
-            rows = rows.assign(trained=trained, times=times.round(2))
+            rows = rows.assign(trained=trained, times=times.map("{:.2g}".format).astype(float))
             tables.append(rows.assign(learned=learned(rows).all(), solved=longest_solved(rows)))
     return pd.concat(tables, ignore_index=True)
 
