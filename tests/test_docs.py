@@ -18,7 +18,7 @@ from conftest import make_model, random_tokens
 from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.analysis import stability, state, visualize
-from tape.commands.leaderboard import leaderboard
+from tape.commands.leaderboard import FRONT, leaderboard
 from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
 from tape.results.rows import read
@@ -92,6 +92,8 @@ def test_the_leaderboard_is_that_of_the_rows(tmp_path, undrawn):
             cells[row[0]] |= zip(heads, row, strict=True)
     heads, _, *rows = rows_of((ROOT / "README.md").read_text().partition("## ")[0])
     assert len(heads) == 6 and len(rows) == 7
+    for title in FRONT:  # of the picture's panels
+        assert any(head.startswith(title) for head in heads), title
     for row in rows:
         assert row[1:] == [cells[row[0]][head] for head in heads[1:]]
 
