@@ -207,6 +207,7 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):
             start(*settings, folder=folder)
         assert checkpoint_names(folder)[-1] == f"checkpoint-{step}"
         assert (folder / "model.safetensors").exists() == (step == 8)
+        assert len(losses(folder, "eval_loss")) == (2 if step == 8 else 0)  # made up for later
         start(*settings, folder=folder)
         assert_same_weights(weights(whole), weights(folder))
         for name in ("loss", "eval_loss", "grad_norm", "learning_rate", "epoch", "total_flos"):
