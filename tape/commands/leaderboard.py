@@ -279,6 +279,10 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
         axes.plot(x[~reached], y[~reached], "x", color="tab:red", markersize=3)
         if column.against is not None:
             axes.axvline(0, color="0.6", linewidth=1, zorder=0)
+        if column.source.evaluation == FOLDER:  # lengths in factors of √2
+            shortest = column.source.asked["trained"] / 2
+            axes.set_xscale("symlog", base=2, linthresh=shortest)
+            axes.xaxis.set_major_formatter("{x:g}")
         axes.set_yticks(range(len(names)), [] if number % PER_ROW else names)
         axes.set(xlabel=column.title, ylim=(len(names) - 0.4, -0.6))
         axes.grid(alpha=0.3)

@@ -162,6 +162,8 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     draw_panel(left, Panel(_by_length, "length", LABELS, "x"), _by_length(found))
     bins = by_middle(found.assign(row=lengths, run=lengths))
     draw_panel(right, Panel(by_middle, "position", (f"{BEFORE} in the window", LOSS), "x"), bins)
+    for above, line in enumerate(reversed(right.lines)):  # a longer window goes on where others end
+        line.set_zorder(2 + above / len(right.lines))
     for axes, title in ((left, None), (right, "window")):
         axes.legend(title=title)
         low, high = axes.get_ylim()

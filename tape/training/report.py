@@ -165,5 +165,5 @@ def draw(target: Path, curves: dict[str, list[tuple[float, float]]], title: str,
     plot.set(title=title, **axes)
     plot.grid(alpha=0.3)
     if plot.lines:
-        plot.legend()
+        figure.legend(loc="outside right upper")
     write_figure(figure, target, ["png"])
