@@ -138,8 +138,8 @@ def called_in_a_step(position):
 def test_the_trace_of_a_step_is_that_of_the_page():
     text = " ".join((ROOT / "docs" / "code.md").read_text().split())
     rope, tape = map(called_in_a_step, ("rope", "tape"))
-    assert f"RoPE passes {rope[0]} functions in {rope[1]} files" in text
-    assert f"one with TAPE {tape[0]} in {tape[1]}." in text
+    assert f"calls {rope[0]} functions in {rope[1]} files with RoPE" in text
+    assert f" with RoPE, {tape[0]} in {tape[1]} with TAPE." in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
