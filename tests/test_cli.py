@@ -137,6 +137,7 @@ PLACEHOLDERS = {
     " [settings]": "",
     "vary.position=[mine]": "vary.position=[fire]",
     "mine rope": "fire rope",
+    "TYPES=mine ": "TYPES=fire ",
     ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_local",
     "path/or/hub/name": "output/rope_local",
     "/path/to/en": "shards",

@@ -294,3 +294,13 @@ def test_variables_of_the_suite(project):
     assert found[1] == ["evaluate", *evaluated, "--samples", "5"]
     quick = commands_of(project, "suite.sh", "quick", "trainer.max_steps=999")
     assert len(quick) == 3 * 3 * 2 + 1 and "trainer.max_steps=999" in quick[0]
+
+
+def test_all_columns_of_the_leaderboard(project):
+    for sweep in ("suite", "passkey"):
+        (project / "output" / f"compare_leaderboard_{sweep}").mkdir(parents=True)
+    found = commands_of(project, "leaderboard.sh", TYPES="rope", SEEDS="7", SWEEPS="suite passkey")
+    trained = [run for run in found if run[0] == "train"]
+    assert len(trained) == 8 + 1 and all(given(run, "seed") == ["7"] for run in trained)
+    folders = [f"output/compare_leaderboard_{sweep}" for sweep in ("suite", "passkey")]
+    assert found[-1] == ["-m", "tape.commands", "leaderboard", *folders]
