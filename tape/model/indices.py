@@ -72,22 +72,9 @@ def token_indices(
         found = last_count + steps
         query = (found - 1).clamp(min=0)
     else:
-        query, found = position_ids, position_ids.long() + 1
-        if padded and ordered:
-            found = torch.maximum(found.where(real, 0), last_count).cummax(-1).values
-        elif padded:
-            before = torch.where(real, torch.arange(T, device=device), -1).cummax(-1).values
-            filled = found.expand(B, T).gather(1, before.clamp(min=0))
-            found = torch.where(before < 0, last_count, filled)
+        query, found = position_ids, given_counts(position_ids, last_count, real, ordered)
         if ordered and (padded or attention_mask is None):
-            rises = found.expand(B, T).diff(dim=-1, prepend=last_count.expand(B, 1)) > 0
-            refuse_unless(
-                rises >= real if padded else rises,
-                "position_ids must increase from token to token, also after cached tokens, or "
-                "tokens see other documents; give one document per row, or an attention_mask of "
-                "(B, 1, T, S) that separates documents; pad prompts of generate() on the left",
-                now=T > 1 and not training,
-            )
+            refuse_unordered(found, last_count, real, now=T > 1 and not training)
     if cache is None:
         return query, (found - 1).clamp(min=0), None
     found = found.expand(B, T)
@@ -97,6 +84,33 @@ def token_indices(
     else:
         counts = torch.cat((counts, found), dim=-1)
     return query, (counts - 1).clamp(min=0), counts if counted else found
+
+
+def given_counts(ids: Tensor, last_count: Tensor, real: Tensor | None, ordered: bool) -> Tensor:
+    """Returns the counts of new tokens with these indices, (B|1, T); padding has that of the real
+    token before it, which has `last_count`, (B|1, 1), before the first."""
+    found = ids.long() + 1
+    if real is None:
+        return found
+    if ordered:
+        return torch.maximum(found.where(real, 0), last_count).cummax(-1).values
+    places = torch.arange(real.shape[1], device=real.device)
+    before = torch.where(real, places, -1).cummax(-1).values
+    filled = found.expand_as(before).gather(1, before.clamp(min=0))
+    return torch.where(before < 0, last_count, filled)
+
+
+def refuse_unordered(counts: Tensor, last_count: Tensor, real: Tensor | None, now: bool) -> None:
+    """Raises a ValueError for counts that do not increase from one real token to the next."""
+    first, _ = torch.broadcast_tensors(last_count, counts[:, :1])
+    rises = counts.expand(len(first), -1).diff(dim=-1, prepend=first) > 0
+    refuse_unless(
+        rises if real is None else rises >= real,
+        "position_ids must increase from token to token, also after cached tokens, or tokens see "
+        "other documents; give one document per row, or an attention_mask of (B, 1, T, S) that "
+        "separates documents; pad prompts of generate() on the left",
+        now=now,
+    )
 
 
 def refuse_restarts(position_ids: Tensor) -> None:
