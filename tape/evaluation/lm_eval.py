@@ -96,19 +96,8 @@ class Harness(HFLM):
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Evaluates tasks and writes lm-eval's results with what they are of; returns them. Raises a
     ValueError or an OSError for settings, tasks or models that cannot be evaluated."""
+    check_files(arguments)
     folder, tasks, lengths = arguments.model, arguments.tasks, arguments.lengths or []
-    if (given := arguments.include_path) is not None and not given.is_dir():
-        raise ValueError(f"--include_path {given} is not a folder")
-    for file in sorted(given.rglob("*.yaml")) if given else ():  # lm-eval leaves out damaged ones
-        with reading(file):
-            yaml.compose(file.read_bytes())
-    if arguments.out is not None:
-        check_folder(arguments.out.parent)
-        check_replaceable("--out", arguments.out, '"lm_eval"')
-    # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
-    settings = folder / TOKENIZER
-    if settings.is_file() and "auto_map" in read_object(settings):
-        raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
     position = extended(arguments, folder)
     model, tokenizer = load(folder, DTYPES[arguments.dtype], position)
     longest = max(lengths, default=0)
@@ -133,24 +122,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     about |= {"limit": arguments.limit, "lengths": lengths}
     how = PRECISE | {"max_length": max_length, "batch_size": arguments.batch_size}
     harness = Harness(model, backend="causal", tokenizer=tokenizer, **how)
-    about["include_path"] = given and str(given.resolve())
+    about["include_path"] = arguments.include_path and str(arguments.include_path.resolve())
     metadata = {"tokenizer": str(folder)} | prompt_lengths(tasks, lengths)
-    try:
-        with locked(answers):
-            found = lm_eval.simple_evaluate(
-                model=harness,
-                tasks=tasks,
-                num_fewshot=arguments.num_fewshot,
-                limit=arguments.limit,
-                task_manager=task_manager(tasks, given, metadata),
-                use_cache=str(answers / "answers"),
-                log_samples=False,
-            )
-    except (OSError, RuntimeError):
-        raise
-    except Exception as error:  # files of a task may hold anything
-        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"--tasks {','.join(tasks)}: {what}") from error
+    with locked(answers):
+        found = answered(arguments, harness, metadata, answers)
     for values in found["results"].values():  # RULER's for lengths that were not asked for
         for name in [name for name, x in values.items() if x == -1 and name[0].isdecimal()]:
             del values[name]
@@ -158,6 +133,43 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     kept = about | {name: found[name] for name in KEPT if name in found}
     write_text(arguments.out, json.dumps(kept, indent=2, sort_keys=True) + "\n")
     return found
+
+
+def check_files(arguments: argparse.Namespace) -> None:
+    if (given := arguments.include_path) is not None and not given.is_dir():
+        raise ValueError(f"--include_path {given} is not a folder")
+    for file in sorted(given.rglob("*.yaml")) if given else ():  # lm-eval leaves out damaged ones
+        with reading(file):
+            yaml.compose(file.read_bytes())
+    if arguments.out is not None:
+        check_folder(arguments.out.parent)
+        check_replaceable("--out", arguments.out, '"lm_eval"')
+    # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
+    settings = arguments.model / TOKENIZER
+    if settings.is_file() and "auto_map" in read_object(settings):
+        raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
+
+
+def answered(
+    arguments: argparse.Namespace, harness: Harness, metadata: dict[str, Any], answers: Path
+) -> dict[str, Any]:
+    """Returns lm-eval's results. Answers are kept in a folder; those that are there are used."""
+    tasks = arguments.tasks
+    try:
+        return lm_eval.simple_evaluate(
+            model=harness,
+            tasks=tasks,
+            num_fewshot=arguments.num_fewshot,
+            limit=arguments.limit,
+            task_manager=task_manager(tasks, arguments.include_path, metadata),
+            use_cache=str(answers / "answers"),
+            log_samples=False,
+        )
+    except (OSError, RuntimeError):
+        raise
+    except Exception as error:  # files of a task may hold anything
+        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"--tasks {','.join(tasks)}: {what}") from error
 
 
 def task_manager(names: list[str], folder: Path | None, metadata: dict[str, Any]) -> TaskManager:
