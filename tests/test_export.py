@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
 from tape import TapeForCausalLM
-from tape.export import __main__ as command
-from tape.export import export, flatten, load, verify, write_code
+from tape.export import export, flatten, load, main, verify, write_code
 from tape.export.card import model_card
 from tape.export.llama import require_llama, write_llama_config
 
@@ -204,5 +203,5 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
             export(folder, target)
     monkeypatch.setattr(sys, "argv", ["export", str(run), "--out", str(out), "--format", "llama"])
     with pytest.raises(SystemExit, match=r"error: .* a Llama computes another function"):
-        command.main()
+        main()
     assert not out.exists() and not list(tmp_path.glob(".out*"))

@@ -43,7 +43,7 @@ COMMANDS = {
     },
     "develop": {
         "new-encoding": ("tape.commands.new_encoding", "make the files of a new encoding"),
-        "export": ("tape.export.__main__", "save a model with its code, or as a plain Llama"),
+        "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
 }
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
+from tape import parsers
+from tape.command import expected_errors
 from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
@@ -151,3 +154,11 @@ def _loaded(folder: str, tokens: str, answer: str, dtype: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=True)
     with torch.no_grad():
         save_file({"logits": model.eval()(**load_file(tokens)).logits}, answer)
+
+
+@expected_errors()
+def main() -> None:
+    given = parsers.export()
+    transformers.logging.disable_progress_bar()
+    out = export(given.folder, given.out, given.format)
+    print(f"{out}: complete, and its logits equal the model's")
