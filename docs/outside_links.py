@@ -13,9 +13,9 @@ def on_page_markdown(markdown: str, page, config, **_) -> str:
         path = (folder / target.partition("#")[0]).resolve()
         if "://" in target or not target.partition("#")[0]:
             return match[0]
-        if path.is_file() and path.is_relative_to(config.docs_dir) and path.suffix != ".csv":
+        if path.is_file() and path.is_relative_to(config.docs_dir):
             return match[0]
         shown = str(path.relative_to(root))
-        return f"`{shown}`" if text.strip("`") in (shown, path.name) else f"{text} (`{shown}`)"
+        return f"`{shown}`" if text.strip("`") in (shown, path.name) else f"{text}, `{shown}`"
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)]+)\)", code, markdown)
