@@ -76,7 +76,9 @@ def test_rows_are_the_first_operand(answered):
         "addition", lambda each: "" if each.cell[0] == 2 else truth(each)
     )
     assert [(row["n"], row["m"]) for row in wrong] == [(2, m) for m in (1, 2, 3) for _ in range(3)]
-    axes, _ = heat_map(GRID.view.heatmap, rows.assign(row="run"), {"run": asked}).axes
+    rows = rows.assign(row="run")
+    axes, _ = heat_map(GRID.view.heatmap, rows, {"run": asked}).axes
+    assert heat_map(GRID.view.heatmap, rows[rows["first_digits"] == 1], {"run": asked}) is None
     image = axes.images[0]
     np.testing.assert_array_equal(image.get_array(), [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
     assert [*image.get_extent()] == [-0.5, 2.5, 2.5, -0.5]  # (1, 1) at the top left

@@ -160,12 +160,12 @@ def _panel(axes: Axes, grid: pd.DataFrame, trained: Limits) -> AxesImage:
 
 
 def heat_map(view: HeatMap | None, rows: pd.DataFrame, asked: Mapping[str, Asked]) -> Figure | None:
-    """Returns the heat maps of an evaluation, whose settings are `asked` by row; None if no rows
-    are over both conditions."""
+    """Returns the heat maps of an evaluation, whose settings are `asked` by row; None if each
+    would have a single line, or rows are not over both conditions."""
     if view is None or not {view.down, view.across} <= {*rows}:
         return None
     cells = select(rows, "accuracy").dropna(subset=[view.down, view.across])
-    if cells.empty:
+    if cells[view.down].nunique() < 2:  # a curve shows it
         return None
     trained = {name: view.trained(each) for name, each in asked.items()}
     return heat(cells, view.down, view.across, trained=trained, labels=view.labels)
