@@ -223,7 +223,7 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     assert markdown(found, row) in (RESULTS / results / f"{page}.md").read_text()
 
 
-PARTS = {"text": ["text", "encodings", "bigrams"], "context_extension": ["extension", "bases"]}
+PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
 PARTS |= {"suite": ["suite"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
 
 

@@ -95,9 +95,7 @@ def parameters(name: str) -> int:
 
 MINE = "tape sweep sweep={} 'vary.position=[mine]'"
 SPEED = "tape speed --shape small --backends sdpa --case"
-BEFORE = "model=small '~trainer.adam_beta2' trainer.max_steps=500"  # the recipe of the rows
-BEFORE += " trainer.per_device_train_batch_size=8"
-COMPARE = f'TYPES="mine rope" NAME=before bash script/compare.sh {BEFORE}'
+COMPARE = 'TYPES="mine rope" bash script/compare.sh'
 SUITE = 'TASKS={} TYPES="mine rope" bash script/suite.sh'
 # Trained lengths of the suite's first recipe (docs/suite.md#results).
 FIRST = dict.fromkeys(("copy", "reverse", "parity", "counting"), 20)
@@ -108,7 +106,7 @@ SUMS = ("addition/add_a[dl]*", "addition/add_fire*", "addition/add_[nrt]*", "add
 STEPS = {"comparison": "train_step, training, sdpa, 256 tokens"}
 TOKENS = {"comparison": "decode, decoding, sdpa, 2,048 tokens, 1 at a time"}
 
-TEXT = Source("perplexity", ("encodings/*",), COMPARE, {"data": "local (validation)"})
+TEXT = Source("perplexity", ("text/*",), COMPARE, {"data": "local (validation)"})
 BIGRAMS = Source("perplexity", PAIRS, MINE.format("bigrams"), {"data": "bigrams (validation)"})
 KEYS = Source("passkey", ("passkey/*",), MINE.format("passkey"))
 ADDITION = Source("arithmetic", SUMS, MINE.format("addition"))
