@@ -59,8 +59,11 @@ class Problems(Source):
         """Draws `count` problems of a cell as (prompt, answer), such as ("21+3=", "51"). They may
         repeat; none is a training problem if the cell is large enough (see `draw`)."""
         rng = np.random.default_rng((seed, EVALUATION, n, m))
-        prompts, answers = map(in_characters, draw(rng, np.tile((n, m), (count, 1)), held_out=True))
-        return list(zip(prompts, answers, strict=True))
+        drawn = draw(rng, np.tile((n, m), (count, 1)), held_out=True)
+        texts = (
+            ["".join(VOCABULARY[x] for x in each if x != GAP) for each in part] for part in drawn
+        )
+        return list(zip(*texts, strict=True))
 
     def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
         """Returns problems of random cells. Labels are what follows '='."""
@@ -103,7 +106,3 @@ def draw(rng: np.random.Generator, widths: np.ndarray, held_out: bool) -> Block:
 def written(numbers: np.ndarray, widths: np.ndarray) -> np.ndarray:
     """Returns the tokens of numbers (B, W), whose first `widths` (B,) digits count."""
     return np.where(np.arange(numbers.shape[1]) < widths[:, None], ZERO + numbers, GAP)
-
-
-def in_characters(texts: np.ndarray) -> list[str]:
-    return ["".join(VOCABULARY[token] for token in text if token != GAP) for text in texts]

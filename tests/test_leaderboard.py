@@ -11,7 +11,7 @@ from tape.results.runs import write_runs
 
 TITLED = {column.title.split()[0]: column for column in board.COLUMNS}
 TEXT, TIME = TITLED["text"], TITLED["decoding"]
-(FLIPS,) = (column for column in board.COLUMNS if column.title == "flip_flop (32)")
+(FLIPS,) = (column for column in board.COLUMNS if column.title == "flip_flop (16)")
 
 
 def texts(column, **values):
@@ -59,6 +59,9 @@ def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
     with pytest.raises(ValueError, match="what no column shows"):
         board.leaderboard([tmp_path / "other"], tmp_path)
     other = replace(runs[1], rows=runs[1].rows.assign(value=0.0))
-    for key, message in (("max_steps", "max_steps: "), ("learning_rate", "two runs of seed 1")):
+    for key, message in (
+        ("max_steps", "max_steps: "),
+        ("learning_rate", "two runs of rope, seed 1"),
+    ):
         with pytest.raises(ValueError, match=message):
             board.values_of(FLIPS, [runs[1], like(other, f"trainer.{key}", 9)])

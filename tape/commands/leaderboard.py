@@ -38,8 +38,7 @@ DOCS = parsers.ROOT / "docs"
 RESULTS = DOCS / "results"
 PAGE = Path(__file__).with_name("leaderboard.md")
 FREE = ("length", "eval_length", "seed")  # arguments of encodings that follow from the texts
-# On the front page; the first ranks.
-FRONT = ("text 4x", "pass keys", "addition", "flip_flop (16)")
+FRONT = ("text 4x", "pass keys", "addition", "flip_flop (16)")  # the first ranks all
 MARKS = {"best": "**{}**", "near": "<u>{}</u>", "": "{}"}
 ROUNDS, MODELS = "rounds", "models"  # what a source has, if not an evaluation of runs
 
@@ -95,18 +94,15 @@ def parameters(name: str) -> int:
 
 MINE = "tape sweep sweep={} 'vary.position=[mine]'"
 SPEED = "tape speed --shape small --backends sdpa --case"
-COMPARE = 'TYPES="mine rope" bash script/compare.sh'
-SUITE = 'TASKS={} TYPES="mine rope" bash script/suite.sh'
-# Trained lengths of the suite's first recipe (docs/suite.md#results).
-FIRST = dict.fromkeys(("copy", "reverse", "parity", "counting"), 20)
-FIRST |= {"flip_flop": 32, "s5": 16, "add": 10}
+SCRIPT = 'TYPES="mine rope" bash script/{}.sh'
 # Without RoPE at another rate than TAPE's on bigrams, and without the authors' fault in addition.
 PAIRS = ("bigrams/bigrams_[afn]*", "bigrams/bigrams_low_*", "contextual/*")
 SUMS = ("addition/add_a[dl]*", "addition/add_fire*", "addition/add_[nrt]*", "addition/add_xpos*")
 STEPS = {"comparison": "train_step, training, sdpa, 256 tokens"}
 TOKENS = {"comparison": "decode, decoding, sdpa, 2,048 tokens, 1 at a time"}
 
-TEXT = Source("perplexity", ("text/*",), COMPARE, {"data": "local (validation)"})
+LOCAL = {"data": "local (validation)"}
+TEXT = Source("perplexity", ("text/*",), SCRIPT.format("compare"), LOCAL)
 BIGRAMS = Source("perplexity", PAIRS, MINE.format("bigrams"), {"data": "bigrams (validation)"})
 KEYS = Source("passkey", ("passkey/*",), MINE.format("passkey"))
 ADDITION = Source("arithmetic", SUMS, MINE.format("addition"))
@@ -118,12 +114,11 @@ LANGUAGE, SYNTHETIC, COST = "Text, bigrams, pass keys, addition", "Synthetic tas
 SUB, RATIO, SECONDS = operator.sub, operator.truediv, operator.attrgetter("seconds")
 
 
-def longest(command: str, task: str, trained: int) -> Column:
-    asked = {"task": task, "trained": trained}
-    source = Source(FOLDER, ("suite/*", "tasks/*"), command.format(task), asked)
-    title = f"{task} ({trained})"
+def longest(task: str, trained: int) -> Column:
+    asked, command = {"task": task, "trained": trained}, f"TASKS={task} {SCRIPT.format('suite')}"
+    source = Source(FOLDER, ("tasks/*",), command, asked)
     value = lambda run: longest_solved(run.of(FOLDER))  # noqa: E731
-    return Column(SYNTHETIC, title, source, value, "median", "max", 0)
+    return Column(SYNTHETIC, f"{task} ({trained})", source, value, "median", "max", 0)
 
 
 COLUMNS = (
@@ -132,8 +127,7 @@ COLUMNS = (
     Column(LANGUAGE, "bigrams 8x, nats", BIGRAMS, partial(loss, times=8), "mean", "min", 3, SUB),
     Column(LANGUAGE, "pass keys 2x, %", KEYS, keys_at_twice, "median", "max", 1),
     Column(LANGUAGE, "addition +1 digit, %", ADDITION, sums_one_longer, "mean", "max", 1),
-    *(longest(f"{SUITE} # at commit abeb66c", *each) for each in FIRST.items()),
-    *(longest(SUITE, name, x.trained) for name, x in TASKS.items() if FIRST.get(name) != x.trained),
+    *(longest(name, task.trained) for name, task in TASKS.items()),
     Column(COST, "step time", TRAINING, SECONDS, "median", "min", 2, RATIO),
     Column(COST, "step memory", TRAINING, lambda row: row.memory, "median", "min", 2, RATIO),
     Column(COST, "decoding time", DECODING, SECONDS, "median", "min", 2, RATIO),
@@ -189,9 +183,7 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
         ]
     values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"]).fillna(np.inf)
     for row in values[values.duplicated(["encoding", "seed"])].itertuples():
-        raise ValueError(
-            f"{column.title}: {row.encoding} has two runs of seed {row.seed}; give one"
-        )
+        raise ValueError(f"{column.title}: two runs of {row.encoding}, seed {row.seed}; give one")
     if column.against is not None:
         base = values[values["encoding"] == "rope"].set_index("seed")["value"]
         values["value"] = column.against(values["value"], values["seed"].map(base))

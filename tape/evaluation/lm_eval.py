@@ -98,6 +98,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     ValueError or an OSError for settings, tasks or models that cannot be evaluated."""
     check_files(arguments)
     folder, tasks, lengths = arguments.model, arguments.tasks, arguments.lengths or []
+    given = arguments.include_path
     position = extended(arguments, folder)
     model, tokenizer = load(folder, DTYPES[arguments.dtype], position)
     longest = max(lengths, default=0)
@@ -118,14 +119,27 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     # Not beside the model but where only this program writes: lm-eval unpickles the answers.
     cache = Path(os.environ.get("TAPE_CACHE", "cache")) / "lm_eval"
     answers = cache / f"{folder.resolve().name}-{digest(about | {'answers': ANSWERS})}"
-    about |= {"tasks": tasks, "num_fewshot": arguments.num_fewshot}
-    about |= {"limit": arguments.limit, "lengths": lengths}
+    about |= {name: getattr(arguments, name) for name in ("tasks", "num_fewshot", "limit")}
+    about |= {"lengths": lengths, "include_path": given and str(given.resolve())}
     how = PRECISE | {"max_length": max_length, "batch_size": arguments.batch_size}
     harness = Harness(model, backend="causal", tokenizer=tokenizer, **how)
-    about["include_path"] = arguments.include_path and str(arguments.include_path.resolve())
     metadata = {"tokenizer": str(folder)} | prompt_lengths(tasks, lengths)
-    with locked(answers):
-        found = answered(arguments, harness, metadata, answers)
+    try:
+        with locked(answers):
+            found = lm_eval.simple_evaluate(
+                model=harness,
+                tasks=tasks,
+                num_fewshot=arguments.num_fewshot,
+                limit=arguments.limit,
+                task_manager=task_manager(tasks, given, metadata),
+                use_cache=str(answers / "answers"),
+                log_samples=False,
+            )
+    except (OSError, RuntimeError):
+        raise
+    except Exception as error:  # files of a task may hold anything
+        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"--tasks {','.join(tasks)}: {what}") from error
     for values in found["results"].values():  # RULER's for lengths that were not asked for
         for name in [name for name, x in values.items() if x == -1 and name[0].isdecimal()]:
             del values[name]
@@ -148,28 +162,6 @@ def check_files(arguments: argparse.Namespace) -> None:
     settings = arguments.model / TOKENIZER
     if settings.is_file() and "auto_map" in read_object(settings):
         raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
-
-
-def answered(
-    arguments: argparse.Namespace, harness: Harness, metadata: dict[str, Any], answers: Path
-) -> dict[str, Any]:
-    """Returns lm-eval's results. Answers are kept in a folder; those that are there are used."""
-    tasks = arguments.tasks
-    try:
-        return lm_eval.simple_evaluate(
-            model=harness,
-            tasks=tasks,
-            num_fewshot=arguments.num_fewshot,
-            limit=arguments.limit,
-            task_manager=task_manager(tasks, arguments.include_path, metadata),
-            use_cache=str(answers / "answers"),
-            log_samples=False,
-        )
-    except (OSError, RuntimeError):
-        raise
-    except Exception as error:  # files of a task may hold anything
-        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"--tasks {','.join(tasks)}: {what}") from error
 
 
 def task_manager(names: list[str], folder: Path | None, metadata: dict[str, Any]) -> TaskManager:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, logging
 
 from tape import parsers
 from tape.command import expected_errors
@@ -64,7 +63,9 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     return out
 
 
-def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
+def load(
+    folder: Path,
+) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
     """Returns the model of a run, of one of its checkpoints or of any other folder, in its saved
     dtype, its tokenizer if it has one, and what is recorded of its base, into which an adapter is
     merged. Raises a ValueError if there is no complete model of ours."""
@@ -159,6 +160,6 @@ def _loaded(folder: str, tokens: str, answer: str, dtype: str) -> None:
 @expected_errors()
 def main() -> None:
     given = parsers.export()
-    transformers.logging.disable_progress_bar()
+    logging.disable_progress_bar()
     out = export(given.folder, given.out, given.format)
     print(f"{out}: complete, and its logits equal the model's")

@@ -135,10 +135,8 @@ def read_run(folder: Path, name: str | None) -> Run:
     Raises a ValueError or an OSError if it did not finish or was not evaluated since."""
     if name is None:
         names = ", ".join(FOLDERS)
-        raise ValueError(
-            f"{folder} has none of {names}: evaluate it first, as with `tape perplexity --name "
-            "compare`, or give the folder of an evaluation in place of the run's"
-        )
+        how = "as with `tape perplexity --name compare`, or give an evaluation's folder"
+        raise ValueError(f"{folder} has none of {names}: evaluate it first, {how}")
     place = folder / name
     seed, settings = settings_of(folder)
     tables: dict[str, pd.DataFrame] = {}

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
 from tape.hashing import splitmix64
@@ -33,11 +32,6 @@ STEP = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 MAX_LENGTH = 100_000
 SPLIT_BITS = 14  # log2 of the number of problems from which a length has held-out ones
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
-
-
-def words_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per word of `NAMES`, in that order."""
-    return word_tokenizer(NAMES, pre_tokenizers.WhitespaceSplit())
 
 
 def in_words(tokens: Iterable[int]) -> str:
@@ -317,7 +311,7 @@ class Synthetic(Source):
 
     FILE = "synthetic.json"
     CHUNK = 4096
-    tokenizer = staticmethod(words_tokenizer)
+    tokenizer = staticmethod(partial(word_tokenizer, NAMES, pre_tokenizers.WhitespaceSplit()))
 
     def __post_init__(self):
         least, most = self.of.shortest, self.of.longest
