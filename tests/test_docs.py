@@ -224,7 +224,7 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
 
 
 PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
-PARTS |= {"suite": ["suite"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
+PARTS |= {"suite": ["tasks"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
 
 
 @pytest.mark.parametrize("page", PARTS)
