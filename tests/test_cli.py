@@ -116,7 +116,7 @@ def test_the_documentation_calls_commands_by_their_names():
 
 def test_the_table_names_every_command_of_the_project():
     programs = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for room in ("tape", "arithmetic", "scrolls", "benchmarks")
         for path in (ROOT / room).rglob("*.py")
         if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
