@@ -21,5 +21,6 @@ for sweep in ${SWEEPS:-suite encodings passkey bigrams addition}; do
     [[ $status != 75 ]] || exit 75 # stopped, and saved
     [[ ! -d output/compare_leaderboard_$sweep ]] || compared+=("output/compare_leaderboard_$sweep")
 done
-"$python" -m tape.commands leaderboard "${compared[@]}"
+# Without folders, the command would write the page of the committed rows.
+[[ ! ${compared[*]} ]] || "$python" -m tape.commands leaderboard "${compared[@]}"
 exit $status

@@ -304,3 +304,5 @@ def test_all_columns_of_the_leaderboard(project):
     assert len(trained) == 8 + 1 and all(given(run, "seed") == ["7"] for run in trained)
     folders = [f"output/compare_leaderboard_{sweep}" for sweep in ("suite", "passkey")]
     assert found[-1] == ["-m", "tape.commands", "leaderboard", *folders]
+    (project / folders[1]).rmdir()
+    assert commands_of(project, "leaderboard.sh", TYPES="rope", SWEEPS="passkey")[-1][0] != "-m"

@@ -92,7 +92,13 @@ def test_runs_are_trained_evaluated_and_compared(capfd, monkeypatch):
         assert run.log.read_text() == "train OMP 3\nevaluate OMP 3\n"  # the cores are shared
     folders = [f"output/e_{row}_{seed}" for row in ("rope", "tape") for seed in range(2)]
     assert out.endswith(f"compared {' '.join(folders)} --out {OUT} --baseline {folders[0]}\n")
-    assert re.search(r"see \S+; [1-3] left, about \d+:\d+$", out, re.MULTILINE) and not err
+    assert not err
+    finished = 0
+    for line in out.splitlines():
+        told = rf"; {4 - finished} left, about \d+:\d+" if finished else ""
+        assert " begins" not in line or re.search(rf"\.log{told}$", line), line
+        finished += line.endswith(": finished")
+    assert finished == 4
     assert performed(*runs, baseline="rope") == 0
     again = capfd.readouterr().out
     assert "begins" not in again and {*again.splitlines()} < {*out.splitlines()}
