@@ -251,7 +251,7 @@ def sources(found: Mapping[Column, pd.DataFrame]) -> str:
         line += (without if len(cells) else "all",)
         alike.setdefault(line, []).append(column.title)
     lines = [("; ".join(titles), *line) for line, titles in alike.items()]
-    head = ["column", "value", "best", "seeds", "rows", "command", "without rows"]
+    head = ["column", "value", "best", "runs", "rows", "command", "without rows"]
     return markdown_table([head, *lines])
 
 
@@ -298,7 +298,7 @@ def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str
     page = PAGE.read_text(encoding="utf-8").format(tables=text, columns=sources(found))
     write_text(out / "leaderboard.md", page)
     lines = pd.concat({x.title: each.drop(columns="text") for x, each in found.items()})
-    lines = lines.rename_axis(["column", "encoding"]).to_csv(float_format="%.6g")
+    lines = lines.rename_axis(["column", "encoding"]).to_csv(float_format="%.7g")
     write_text(out / "leaderboard.csv", lines)
     drawn = {x: rows for x, rows in values.items() if x.part != COST and rows["learned"].any()}
     write_figure(draw(drawn, names), out / "leaderboard", ["png"])
