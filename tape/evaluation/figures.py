@@ -131,11 +131,13 @@ def heat(
         grid = weighted_mean(group, [down, across]).unstack()
         grid = grid.reindex(index=places[0], columns=places[1])
         image = _panel(axes, grid, (trained or {}).get(name, (None, None)))
-        mean = np.nanmean(grid) if grid.notna().any(axis=None) else math.nan
-        axes.set_title(f"{textwrap.fill(str(name), 36)}\nmean {mean:.3f}")
+        known = grid.notna().any(axis=1)
+        # Means over other lines than those of the next panel could not be compared.
+        mean = f"\nmean {np.nanmean(grid):.3f}" if known.all() else ""
+        axes.set_title(f"{textwrap.fill(str(name), 36)}{mean}")
         axes.set(xlabel=labels[1], ylabel=labels[0])
         for place, value in enumerate(grid.index):
-            if empty and value in {*group[down]} and grid.loc[value].isna().all():
+            if not known[value] and value in {*group[down]}:
                 axes.text((grid.shape[1] - 1) / 2, place, empty, ha="center", va="center")
     figure.colorbar(image, ax=panels, label="accuracy")
     return figure
@@ -155,7 +157,8 @@ def _panel(axes: Axes, grid: pd.DataFrame, trained: Limits) -> AxesImage:
     for values, ticks in ((grid.index, axes.set_yticks), (grid.columns, axes.set_xticks)):
         step = next(s for s in (1, 5, 10, 20, 50, len(values)) if len(values) <= LABELS * s)
         shown = sorted({0, *range(step - 1, len(values), step)})
-        ticks(shown, [f"{v}" if isinstance(v, str) else f"{v:g}" for v in values[shown]])
+        texts = [f"{v}" if isinstance(v, str) else f"{v:g}" for v in values[shown]]
+        ticks(shown, texts, fontsize="small")
     return image
 
 

@@ -31,7 +31,7 @@ to: {trained}.
 
 Median over all runs, failed ones included (number of runs). This is descriptive: no test uses it.
 
-With {runs} runs of each of two encodings, the most here, no difference in how many learned a task
+Between two encodings (runs of each: {runs}, the most here), no difference in how many learned a task
 has a p-value below {p:.2g} (Fisher's exact test, two-sided, before any correction)."""
 PREDICTED = """\
 Prediction: the first encoding solves longer problems than the second. A run that failed counts as
