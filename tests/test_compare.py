@@ -103,6 +103,8 @@ NAMED = {  # by labels, settings of each encoding
     # 10000 is 10000.0; a setting that was not there yet is null, or an empty group
     "rope": {"rope": [*SAME, {"position__theta": 10000.0}]},
     "rope theta=500, tape theta=10000": {"rope": [ROPE], "tape": [TAPE]},
+    # by no default of an encoding, where another has another
+    "fox, wall start=2.0": {"fox": [{"position__start": 0.0}], "wall": [{"position__start": 2.0}]},
     "rope theta=500, tape, tape trainer.seed=0": {
         "rope": [ROPE],
         "tape": [TAPE, TAPE | {"trainer__seed": 0}],

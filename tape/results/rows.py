@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from tape.evaluation.view import select
+from tape.positions import ENCODINGS
 from tape.results.runs import (
     CHANGES,
     EVALUATIONS,
@@ -273,8 +274,9 @@ def _named(settings: Settings) -> str:
 def _encoding_labels(groups: list[Settings]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
     but for arguments of other encodings, and for learning rates, arguments of samplers and what
-    follows from other settings unless nothing else tells two groups apart. `position.width` is
-    `width`, if nothing else is; a sampler with arguments is `sampler=subset`."""
+    follows from other settings unless nothing else tells two groups apart. The default of an
+    encoding is told only if its own groups differ in it. `position.width` is `width`, if nothing
+    else is; a sampler with arguments is `sampler=subset`."""
     sampler = "position.sampler"
     groups = [
         {sampler: each[f"{sampler}.name"]} | each if f"{sampler}.name" in each else each
@@ -288,17 +290,19 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
     named = {key: name for key, name in short.items() if not re.fullmatch(unnamed, key)}
     labels = []
     for settings in groups:
-        label = settings["position.name"]
+        label = encoding = settings["position.name"]
+        usual = ENCODINGS[encoding].defaults() if encoding in ENCODINGS else {}
         for key, name in named.items():
+            value, argument = settings.get(name), key.removeprefix("position.")
+            free = key != argument and (name not in settings or value == usual.get(argument, ...))
             peers = [
                 other.get(name)
                 for other in groups
-                if other["position.name"] == settings["position.name"]
-                or not key.startswith("position.")
-                or (name in other and name in settings)
+                if other["position.name"] == encoding
+                or (not free and (key == argument or name in other))
             ]
-            if 2 * peers.count(settings.get(name)) <= len(peers):
-                label += f" {name}={settings.get(name)}"
+            if 2 * peers.count(value) <= len(peers):
+                label += f" {name}={value}"
         labels.append(label + _named(settings))
     found = [*zip(labels, groups, strict=True)]
     alike = {label: [other for each, other in found if each == label] for label in labels}

@@ -31,8 +31,8 @@ to: {trained}.
 
 Median over all runs, failed ones included (number of runs). This is descriptive: no test uses it.
 
-Between two encodings (runs of each: {runs}, the most here), no difference in how many learned a task
-has a p-value below {p:.2g} (Fisher's exact test, two-sided, before any correction)."""
+Between two encodings (runs of each: {runs}, the most here), no difference in how many learned a
+task has a p-value below {p:.2g} (Fisher's exact test, two-sided, before any correction)."""
 PREDICTED = """\
 Prediction: the first encoding solves longer problems than the second. A run that failed counts as
 0, also if it solves the trained lengths (second table), so a difference can be one of learning. p:
@@ -127,9 +127,10 @@ def predicted(lengths: Mapping[tuple[str, str], list[int]], contrasts: Sequence[
     return f"\n\n{markdown_table(rows)}\n\n{PREDICTED}" if contrasts else ""
 
 
-def draw(rows: pd.DataFrame) -> Figure:
-    """Returns a panel per encoding: exact match by task and length, as multiples of the trained
-    one, of the runs that learned the task. What was not tested is grey."""
+def draw(rows: pd.DataFrame, encodings: Sequence[str]) -> Figure:
+    """Returns a panel for each of the encodings: exact match by task and length, as multiples of
+    the trained one, of the runs that learned the task. What was not tested is grey."""
+    rows = rows.set_index("encoding").loc[encodings].reset_index()
     shown = rows.assign(task=pd.Categorical(rows["task"], [*TASKS]))
     shown[["value", "n"]] = shown[["value", "n"]].where(shown["learned"])
     trained = dict.fromkeys(rows["encoding"], (None, 1))
@@ -163,7 +164,7 @@ def suite(
     write_runs(out, runs)
     write_text(out / "suite.md", text + missing_note(missing) + "\n")
     write_text(out / "suite.csv", texts.to_csv(lineterminator="\n"))
-    write_figure(draw(rows), out / "heatmap")
+    write_figure(draw(rows, cells.index.unique("encoding")), out / "heatmap")
     provenance.record(out)
     return text, missing
 
