@@ -207,6 +207,7 @@ for name, chosen, baseline in (
     ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
     ("checkpoints", {}, None),
     ("contextual", {}, "rope"),
+    ("contextual_needle", {}, "rope"),
     ("interventions_addition", {}, "tape"),
     ("interventions_keys", BASES, "adape"),
 ):
