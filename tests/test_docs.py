@@ -212,6 +212,8 @@ for name, chosen, baseline in (
     ("interventions_keys", BASES, "adape"),
 ):
     TABLES.append((name, "table", chosen, baseline))
+for rate in ("0.016", "0.032"):
+    TABLES.append(("contextual_text", rate, {"only": [f"*_{rate}_*"]}, "rope"))
 for name, rows in ABLATIONS.tables.items():
     TABLES.append(("ablations", name, {"only": [f"ablation_{row}_?" for row in rows]}, FULL))
 
