@@ -224,14 +224,15 @@ def text_of(column: Column, cell: Any) -> str:
 
 
 def tables(found: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
-    """Returns a table per part, of the columns with a value, under its heading."""
+    """Returns a table per part, of the columns and encodings with a value, under its heading."""
     papers = r"^\| `position=(\w+)` \|[^|]*?\]\((http[^)]+)\)"
     text = (DOCS / "code.md").read_text(encoding="utf-8")
     links, parts = dict(re.findall(papers, text, re.MULTILINE)), []
     for part in (LANGUAGE, SYNTHETIC, COST):
         columns = [column for column in found if column.part == part and len(found[column])]
         lines = [["encoding", *(column.title for column in columns)]]
-        for name in names:
+        known = {name for column in columns for name in found[column].index}
+        for name in (name for name in names if name in known):
             link = f"[{name}]({links.get(name, 'encodings.md#definitions')})"
             lines.append([link, *(found[x]["text"].get(name, "-") for x in columns)])
         parts.append(f"## {part}\n\n{markdown_table(lines)}")

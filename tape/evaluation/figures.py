@@ -139,7 +139,8 @@ def heat(
         for place, value in enumerate(grid.index):
             if not known[value] and value in {*group[down]}:
                 axes.text((grid.shape[1] - 1) / 2, place, empty, ha="center", va="center")
-    figure.colorbar(image, ax=panels, label="accuracy")
+    lines = math.ceil(len(panels) / PER_ROW)
+    figure.colorbar(image, ax=panels, label="accuracy", shrink=1 / lines, anchor=(0, 1))
     return figure
 
 
