@@ -206,7 +206,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     (row,) = pd.read_csv(out / "suite.csv").to_dict("records")
     assert (row["task"], row["encoding"], row["learned"]) == ("parity", "rope", "2 of 3")
     assert row["95 %"] == "0.09 to 0.99"  # Clopper and Pearson's for 2 of 3
-    assert "below 0.1 (Fisher" in text and "runs of each: 3" in text  # 2 / (6 choose 3), for three runs
+    assert "below 0.1 (Fisher" in text and "runs of each: 3" in text  # 2 / (6 choose 3)
     assert text.startswith("| encoding | parity |\n|---|---|\n| rope | ") and ", 2 of 3 |" in text
     tables = [pd.read_csv(run / "synthetic" / "synthetic.csv") for run in evaluated]
     assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
