@@ -231,8 +231,7 @@ def tables(found: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
     for part in (LANGUAGE, SYNTHETIC, COST):
         columns = [column for column in found if column.part == part and len(found[column])]
         lines = [["encoding", *(column.title for column in columns)]]
-        known = {name for column in columns for name in found[column].index}
-        for name in (name for name in names if name in known):
+        for name in (each for each in names if any(each in found[x].index for x in columns)):
             link = f"[{name}]({links.get(name, 'encodings.md#definitions')})"
             lines.append([link, *(found[x]["text"].get(name, "-") for x in columns)])
         parts.append(f"## {part}\n\n{markdown_table(lines)}")
