@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from tape.data import corpora, tokenize_corpus, train_tokenizer
-from tape.data.corpora import BigramCorpus, LocalCorpus, RedPajamaCorpus, TextCorpus
+from tape.data import BigramCorpus, corpora, tokenize_corpus, train_tokenizer
+from tape.data.corpora import LocalCorpus, RedPajamaCorpus, TextCorpus
 
 DOCUMENTS = [f"document {n}: " + "the quick brown fox jumps over the dog. " * 20 for n in range(60)]
 

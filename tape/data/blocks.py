@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from tape.data.corpora import Corpus, Split, no_documents
+from tape.data.corpora import Corpus, Split
 from tape.data.tokenizer import unknown_id, vocabulary_size
 from tape.files import new_folder, read_or_discard
 
@@ -91,7 +91,7 @@ def _write_stream(
             size += sum(len(text.encode()) for text in batch)
             bar.update(size - bar.n)
     if not documents:
-        raise no_documents(corpus, split)
+        raise corpus.no_documents(split)
     facts = {"dtype": dtype.name, "documents": documents, "bytes": size, "tokens": count}
     (folder / "facts.json").write_text(json.dumps(facts))
     log.info("%s: %s tokens", title, f"{count:,}")

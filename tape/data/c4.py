@@ -34,7 +34,7 @@ from tape.data.blocks import (
     permutation,
     token_fingerprint,
 )
-from tape.data.corpora import Corpus, Split, no_documents
+from tape.data.corpora import Corpus, Split
 from tape.data.readers import rows_of, texts
 from tape.files import read_object, write_text
 from tape.validation import check_flag, check_integer, check_path, check_text
@@ -271,5 +271,5 @@ class StreamedBlocks(IterableDataset):
                     rows = dataset.state_dict()
                 rows = None
             if whole and not checked:
-                raise no_documents(self.corpus, "train")
+                raise self.corpus.no_documents("train")
             epoch, shard = epoch + 1, 0

@@ -1,4 +1,4 @@
-"""Corpora: sources of documents, split into training and validation."""
+"""Corpora: sources of documents, split into training and validation; those in files."""
 
 import glob
 import hashlib
@@ -7,14 +7,12 @@ import math
 import os
 import sysconfig
 from codecs import BOM_UTF8
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Literal, NoReturn
 
-import numpy as np
 from huggingface_hub import hf_hub_download
 
 from tape.data.readers import PLAIN, documents, reading
@@ -59,6 +57,10 @@ class Corpus:
 
     def describe(self) -> str:
         raise NotImplementedError
+
+    def no_documents(self, split: Split) -> ValueError:
+        """Returns the error for a split without documents."""
+        return ValueError(f"the {split} split of {self.name} has no documents; {self.remedy}")
 
 
 class FileCorpus(Corpus):
@@ -128,17 +130,16 @@ class LocalCorpus(FileCorpus):
     def __init__(self, name: str = "local", documents: str | None = None):
         super().__init__(name, documents)
         self.root = Path(sysconfig.get_paths()["stdlib"]).resolve()
-        found = (path for suffix in PLAIN for path in self.root.rglob(f"*{suffix}"))
-        parts = {path: path.relative_to(self.root).parts for path in found}
-        self.files = sorted(path for path in parts if not self.EXCLUDED & {*parts[path]})
-        if not self.files:
+        paths = (path for suffix in PLAIN for path in self.root.rglob(f"*{suffix}"))
+        found = sorted(path.relative_to(self.root) for path in paths)
+        names = [path.as_posix() for path in found if not self.EXCLUDED & {*path.parts}]
+        if not names:
             missing = f"Python's standard library has no source files in {self.root}"
             raise FileNotFoundError(f"{missing}; use data=text with data.files=... instead")
-        names = {path: path.relative_to(self.root).as_posix() for path in self.files}
-        self.parts = {"train": [], "validation": []}
-        for path, name in names.items():
+        self.files, self.parts = [self.root / name for name in names], defaultdict(list)
+        for path, name in zip(self.files, names, strict=True):
             self.parts["validation" if _fraction(name) < 0.05 else "train"].append(path)
-        self.rule = "\n".join(names.values())
+        self.rule = "\n".join(names)
 
 
 class TextCorpus(FileCorpus):
@@ -234,63 +235,6 @@ class RedPajamaCorpus(FileCorpus):
                 f"{self.HUB} is neither in the hub's cache nor available from the hub ({error}); "
                 f"give data.dir=..., a folder with its files, or another corpus, data=local"
             ) from error
-
-
-class BigramCorpus(Corpus):
-    """Documents whose statistics are their own, the same on every machine: each is a Markov chain
-    over 16 letters with a random transition table. Nothing about a letter is known except from
-    earlier letters of its document. docs/text.md has the lowest loss that can be reached."""
-
-    SYMBOLS = 16
-    CONCENTRATION = 0.1  # of the Dirichlet distribution of a row of a table
-    DOCUMENTS = {"train": 10_240, "validation": 1_024}
-    # Letters of a document; EOS follows. Windows of up to 512 tokens every 513 tokens of the
-    # validation split begin with a document. In training, documents end at any place of a sequence.
-    LETTERS = {"train": 510, "validation": 512}
-    AT_ONCE = 1_024  # documents
-
-    def __init__(self, name: str = "bigrams", documents: str | None = None):
-        super().__init__(name, documents)
-
-    @classmethod
-    def chains(cls, seed: Sequence[int], count: int, length: int) -> np.ndarray:
-        """Draws `count` chains of `length` symbols, (count, length), each from a table of its own:
-        for each row i, probabilities of the next symbol from Dirichlet(0.1, ..., 0.1)."""
-        random = np.random.RandomState(seed)  # the same numbers in all versions of numpy
-        tables = random.standard_gamma(cls.CONCENTRATION, (count, cls.SYMBOLS, cls.SYMBOLS))
-        tables, each = tables.cumsum(-1), np.arange(count)
-        symbols = np.empty((count, length), np.int64)
-        symbols[:, 0] = random.randint(cls.SYMBOLS, size=count)
-        for n in range(1, length):
-            row = tables[each, symbols[:, n - 1]]
-            drawn = random.random_sample((count, 1)) * row[:, -1:]
-            symbols[:, n] = (drawn >= row[:, :-1]).sum(-1)
-        return symbols
-
-    def symbols(self, split: Split) -> Iterator[np.ndarray]:
-        """Yields the documents as arrays (up to 1,024, length)."""
-        number = [*self.DOCUMENTS].index(split)
-        for n, first in enumerate(range(0, self.DOCUMENTS[split], self.AT_ONCE)):
-            count = min(self.AT_ONCE, self.DOCUMENTS[split] - first)
-            yield self.chains([number, n], count, self.LETTERS[split])
-
-    def documents(self, split: Split) -> Iterator[str]:
-        letters = np.array([*ascii_lowercase[: self.SYMBOLS]])
-        for part in self.symbols(split):
-            yield from map("".join, letters[part])
-
-    def fingerprint(self) -> str:
-        rule = f"bigrams {self.SYMBOLS} {self.CONCENTRATION} {self.DOCUMENTS} {self.LETTERS}"
-        return hashlib.sha256(rule.encode()).hexdigest()
-
-    def describe(self) -> str:
-        count, length = self.DOCUMENTS["train"], self.LETTERS["train"]
-        return f"{self.name}: {count:,} random documents of {length} letters"
-
-
-def no_documents(corpus: Corpus, split: Split) -> ValueError:
-    """Returns the error for a split without documents."""
-    return ValueError(f"the {split} split of {corpus.name} has no documents; {corpus.remedy}")
 
 
 def _fraction(text: str) -> float:

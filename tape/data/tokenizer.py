@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tape.data.corpora import Corpus, no_documents
+from tape.data.corpora import Corpus
 from tape.files import new_folder, read_or_discard
 from tape.model.checkpoint import check_tokens
 from tape.validation import check_text
@@ -91,7 +91,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
 
     tokenizer.train_from_iterator(sample(), trainer)
     if not documents:
-        raise no_documents(corpus, "train")
+        raise corpus.no_documents("train")
     if tokenizer.get_vocab_size() != vocab_size:
         remedy = f"vocab_size={tokenizer.get_vocab_size()}, all tokens that it yields, or add text"
         raise ValueError(f"the training text is too small for {vocab_size=}: give {remedy}")
