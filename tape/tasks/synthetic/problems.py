@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import pre_tokenizers
 
 from tape.data.tokenizer import END, PADDING
-from tape.hashing import splitmix64
+from tape.hashing import Draws, keys_of
 from tape.model.loss import IGNORED
 from tape.tasks.generated import Block, Source, added, is_held_out, word_tokenizer
 from tape.validation import check_integer, look_up
@@ -28,7 +28,6 @@ SYMBOLS = 128
 NAMES += [f"s{n}" for n in range(SYMBOLS)]
 PAD, EOS, EQUALS, SEPARATOR, BLANK = range(5)
 DIGIT, LETTER, SYMBOL = (NAMES.index(first) for first in ("0", "a", "s0"))
-STEP = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 MAX_LENGTH = 100_000
 SPLIT_BITS = 14  # log2 of the number of problems from which a length has held-out ones
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
@@ -38,38 +37,14 @@ def in_words(tokens: Iterable[int]) -> str:
     return " ".join(NAMES[n] for n in tokens)
 
 
-def keys_of(*parts: np.ndarray | int) -> np.ndarray:
-    """Hashes integers >= 0, of shapes that broadcast to (B,), to keys (B,)."""
-    key = np.zeros(1, dtype=np.uint64)
-    for part in parts:
-        key = splitmix64(key + np.asarray(part, dtype=np.uint64))
-    return key
-
-
-class Draws:
-    """Random numbers of B problems: the outputs of SplitMix64, started from each key (B,)."""
-
-    def __init__(self, keys: np.ndarray):
-        self.keys, self.used = keys[:, None], 0
-
-    def bits(self, count: int) -> np.ndarray:
-        """(B, count) of uint64."""
-        places = np.arange(self.used, self.used + count, dtype=np.uint64)
-        self.used += count
-        return splitmix64(self.keys + places * STEP)
-
-    def integers(self, bound: int, count: int) -> np.ndarray:
-        """(B, count) in 0..bound-1, of equal probability up to bound / 2**32."""
-        return ((self.bits(count) >> 32) * np.uint64(bound) >> 32).astype(np.int64)
-
-    def permutation(self, count: int) -> np.ndarray:
-        """(B, count): 0..count-1 in random order."""
-        return np.argsort(self.bits(count), axis=1, kind="stable")
+def followed(rows: np.ndarray, token: int) -> np.ndarray:
+    """Appends a token to each row."""
+    return np.pad(rows, ((0, 0), (0, 1)), constant_values=token)
 
 
 def answered(prompt: np.ndarray, answer: np.ndarray, *asked: np.ndarray) -> Block:
     """Joins prompts (B, P), '=', what is asked (B, 1) and answers (B, A), the only labels."""
-    before = np.hstack((prompt, np.full((len(prompt), 1), EQUALS), *asked))
+    before = np.hstack((followed(prompt, EQUALS), *asked))
     return np.hstack((before, answer)), np.hstack((np.full_like(before, IGNORED), answer))
 
 
@@ -85,7 +60,7 @@ def rearranged(draws: Draws, length: int, how: Callable[[np.ndarray], np.ndarray
     ('q s k = k q s <|endoftext|>', 'k q s <|endoftext|>')
     """
     word = LETTER + draws.integers(26, length)
-    return answered(word, np.hstack((how(word), np.full((len(word), 1), EOS))))
+    return answered(word, followed(how(word), EOS))
 
 
 def add(draws: Draws, length: int) -> Block:
@@ -95,8 +70,7 @@ def add(draws: Draws, length: int) -> Block:
     ('6 7 3 | 6 7 1 = 2 5 5 0', '2 5 5 0')
     """
     first, second = draws.integers(10, length), draws.integers(10, length)
-    sign = np.full((len(first), 1), SEPARATOR)
-    prompt = np.hstack((DIGIT + first, sign, DIGIT + second))
+    prompt = np.hstack((followed(DIGIT + first, SEPARATOR), DIGIT + second))
     return answered(prompt, DIGIT + added(first, second))
 
 
@@ -149,9 +123,8 @@ def group_words(draws: Draws, length: int, points: int) -> Block:
     states = elements.copy()
     for t in range(1, length):
         states[:, t] = table[states[:, t - 1], elements[:, t]]
-    edge = np.ones((len(elements), 1), dtype=np.int64)
-    tokens = np.hstack((SYMBOL + elements, PAD * edge))
-    return tokens, np.hstack((IGNORED * edge, SYMBOL + states))
+    labels = np.pad(SYMBOL + states, ((0, 0), (1, 0)), constant_values=IGNORED)
+    return followed(SYMBOL + elements, PAD), labels
 
 
 def flip_flop(draws: Draws, length: int) -> Block:
@@ -185,13 +158,12 @@ def recall(draws: Draws, length: int) -> Block:
     keys = SYMBOL + draws.permutation(half)[:, :pairs]
     values = SYMBOL + half + draws.integers(half, pairs)
     places = draws.permutation(slots)[:, :pairs]
-    asked = np.full((len(keys), slots, 2), BLANK)
-    np.put_along_axis(asked, places[..., None], np.stack((keys, values), axis=-1), axis=1)
-    asked = asked.reshape(len(keys), -1)
-    given = np.stack((keys, values), axis=-1).reshape(len(keys), -1)
-    is_value = (asked != BLANK) & (np.arange(asked.shape[1]) % 2 == 1)
-    labels = np.where(is_value, asked, IGNORED)
-    return np.hstack((given, asked)), np.hstack((np.full_like(given, IGNORED), labels))
+    given, asked = np.stack((keys, values), axis=-1), np.full((len(keys), slots, 2), BLANK)
+    np.put_along_axis(asked, places[..., None], given, axis=1)
+    tokens = np.hstack((given, asked))
+    labels = np.full_like(tokens, IGNORED)
+    labels[:, pairs:, 1] = np.where(asked[..., 1] == BLANK, IGNORED, asked[..., 1])
+    return tokens.reshape(len(keys), -1), labels.reshape(len(keys), -1)
 
 
 def selective_copy(draws: Draws, length: int) -> Block:
