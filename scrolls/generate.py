@@ -46,7 +46,7 @@ def answers(
     """Generates a text after each prompt, up to EOS or the budget; returns them by id. Random
     positions are drawn for the budget's length, so no answer depends on other batches."""
     end, prompts = tokenizer.eos_token_id, [question.prompt for question in batch.questions]
-    written = greedy(model, prompts, end, batch.new_tokens, batch.length, use_cache=True)
+    written = greedy(model, prompts, end, batch.new_tokens, batch.length)
     texts = {}
     for question, tokens in zip(batch.questions, written, strict=True):
         tokens = tokens[:-1] if tokens[-1] == end else tokens[: batch.new_tokens - 1]

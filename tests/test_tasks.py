@@ -24,7 +24,7 @@ from arithmetic.addition_task import GRID, GridQuestions
 from arithmetic.problems import Problems
 from tape import TapeForCausalLM, parsers
 from tape.evaluation import journal as workers
-from tape.evaluation.journal import FILE
+from tape.evaluation.journal import FILE, join
 from tape.evaluation.questions import Questions, greedy
 from tape.model.checkpoint import load
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
@@ -191,11 +191,11 @@ def test_shards_give_the_same_as_one(name, folder, tmp_path):
     assert evaluate(other, name, "--shard 2/6") is None  # again what the first has answered
     results = resolve_name(entry.TASKS[FLAGS[name].split()[0]]).results
     with refused(match=r"batches are missing.* a shard not started"):
-        results.gather(place)
+        results.write(place, *join(place))
     assert evaluate(other, name, "--shard 1/3") is None and not (place / results.file).exists()
     found = evaluate(other, name, "--shard 3/3")  # the last one to finish
     assert contents(place) == contents(folder / case.place)
-    assert results.gather(place).rows.equals(found.rows)
+    assert results.write(place, *join(place)).rows.equals(found.rows)
     assert results.read(place).rows.equals(found.rows)
 
 
@@ -247,7 +247,7 @@ def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
     place = folder / CASES[name].place
     journal(place).write_text("{\n" + journal(place).read_text())
     with refused(match="is damaged"):
-        GRID.gather(place)
+        GRID.write(place, *join(place))
 
 
 @pytest.mark.parametrize(

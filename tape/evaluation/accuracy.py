@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from tape.evaluation.journal import join
 from tape.evaluation.questions import Answer, Batch
 from tape.evaluation.tables import median_length, read_table, write_rows
 from tape.evaluation.view import Asked, Evaluation, View, select
@@ -67,12 +66,8 @@ class Accuracy:
         cells = pd.Series([str([each[name] for name in self.cell]) for each in answers], dtype=str)
         return [*compress(answers, cells.groupby(cells).cumcount() < keep)]
 
-    def gather(self, results: Path) -> Evaluation:
-        """Writes the results of all shards in a folder; raises Incomplete if some are missing."""
-        return self.write(results, *join(results))
-
     def write(self, folder: Path, asked: Asked, rows: list[dict[str, Any]]) -> Evaluation:
-        """Writes the results from the records of all batches."""
+        """Writes the results in a folder, from what was asked and the records of all batches."""
         with reading(folder):
             evaluation = Evaluation(asked, self._table(asked, rows))
             wrong = [answer for row in rows for answer in row["wrong"]]

@@ -168,9 +168,9 @@ def task_manager(names: list[str], folder: Path | None, metadata: dict[str, Any]
     """Returns the tasks of a folder if all names are among them, else lm-eval's, too: thousands of
     files."""
     own = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
-    return (
-        own if {*names} <= {*own.all_tasks} else TaskManager(include_path=folder, metadata=metadata)
-    )
+    if {*names} <= {*own.all_tasks}:
+        return own
+    return TaskManager(include_path=folder, metadata=metadata)
 
 
 def prompt_lengths(tasks: list[str], lengths: list[int]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Questions:
         """Answers and marks a batch, by greedy decoding with a KV cache."""
         prompts = tokenizer([question.prompt for question in batch.questions])["input_ids"]
         end = tokenizer.eos_token_id
-        written = greedy(model, prompts, end, batch.new_tokens, batch.length, use_cache=True)
+        written = greedy(model, prompts, end, batch.new_tokens, batch.length)
         pairs = zip(batch.questions, written, strict=True)
         return [self.mark(question, tokens, tokenizer) for question, tokens in pairs]
 
@@ -116,10 +116,9 @@ def greedy(
     end: int,
     new_tokens: int,
     length: int,
-    **how: Any,
 ) -> list[list[int]]:
     """Returns answers of up to `new_tokens` tokens, up to and including the first `end`. Random
-    positions are drawn for `length` tokens, as in a `Batch`; `how` is for `generate`."""
+    positions are drawn for `length` tokens, as in a `Batch`."""
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     padded = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = padded(rows).to(model.device)
@@ -132,7 +131,7 @@ def greedy(
             do_sample=False,
             eos_token_id=end,
             pad_token_id=end,
-            **how,
+            use_cache=True,
         )
     written = output[:, ids.shape[1] :].tolist()
     return [row[: row.index(end) + 1] if end in row else row for row in written]

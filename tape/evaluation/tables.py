@@ -65,15 +65,12 @@ def read_table(
         )
     numbers = dict.fromkeys(whole, r"[1-9]\d{0,14}") | dict.fromkeys(real, NUMBER)
     for n, row in enumerate(rows, start=2):
+        where = f"{path}, line {n}"
         if None in row or None in row.values():
-            raise ValueError(
-                f"{path}, line {n}: the number of values differs from the number of columns"
-            )
+            raise ValueError(f"{where}: the number of values differs from the number of columns")
         for column, pattern in numbers.items():
             if not re.fullmatch(pattern, row[column], re.ASCII):
-                raise ValueError(
-                    f"{path}, line {n}: {column}={row[column]!r} is not a valid number"
-                )
+                raise ValueError(f"{where}: {column}={row[column]!r} is not a valid number")
     return rows
 
 

@@ -66,9 +66,7 @@ def strides_of(
     if convention == "disjoint":
         for length in lengths:
             if stride not in (None, length):
-                raise ValueError(
-                    f"{stride=} with convention {convention!r}: it can only be {length}"
-                )
+                raise ValueError(f"{stride=} with convention 'disjoint': it can only be {length}")
         return {length: length for length in lengths}
     shortest = min(lengths)
     if stride is None:

@@ -63,9 +63,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     return out
 
 
-def load(
-    folder: Path,
-) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
+def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
     """Returns the model of a run, of one of its checkpoints or of any other folder, in its saved
     dtype, its tokenizer if it has one, and what is recorded of its base, into which an adapter is
     merged. Raises a ValueError if there is no complete model of ours."""

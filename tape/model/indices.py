@@ -170,19 +170,15 @@ def read_mask(
     """
     if mask is None:
         return None
-    if mask.ndim not in (2, 4):
-        raise ValueError(
-            f"attention_mask of shape {tuple(mask.shape)}: allowed: (B, S), 0 at padding, or (B, "
-            "1, T, S)"
-        )
     (B, T), now = x_BTC.shape[:2], x_BTC.shape[1] > 1 and not training
     S = T if cache is None else sum(cache.get_mask_sizes(T, 0))  # all of a static cache
-    if mask.ndim == 4:
-        if mask.shape[0] not in (1, B) or mask.shape[1:] != (1, T, S):
-            raise ValueError(
-                f"attention_mask of shape {tuple(mask.shape)}: allowed: ({B}, {S}), 0 at padding, "
-                f"or ({B}, 1, {T}, {S})"
-            )
+    of_pairs = mask.ndim == 4 and mask.shape[0] in (1, B) and mask.shape[1:] == (1, T, S)
+    if mask.ndim != 2 and not of_pairs:
+        raise ValueError(
+            f"attention_mask of shape {tuple(mask.shape)}: allowed: ({B}, {S}), 0 at padding, "
+            f"or ({B}, 1, {T}, {S})"
+        )
+    if of_pairs:
         if mask.is_floating_point():
             refuse_unless(
                 (mask == 0) | (mask <= HIDDEN),
@@ -204,12 +200,11 @@ def read_mask(
             "ones; cover all"
         )
 
-    if isinstance(past, Tensor):
+    static = isinstance(past, Tensor)
+    if width > S or (not static and past + T > width):
+        raise ValueError(uncovered())
+    if static:
         refuse_unless(past + T <= width, uncovered, now)
-    elif past + T > width:
-        raise ValueError(uncovered())
-    if width > S:
-        raise ValueError(uncovered())
     if mask.dtype != torch.bool:
         refuse_unless(
             mask == mask.bool(),

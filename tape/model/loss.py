@@ -53,9 +53,7 @@ class Head(nn.Linear):
         return total / ((targets != IGNORED).sum() if num_items is None else num_items)
 
 
-def next_token_loss(
-    logits_BTV: Tensor, labels: Tensor, num_items: Tensor | int | None = None
-) -> Tensor:
+def next_token_loss(logits_BTV: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
     """Returns what `Head` returns with labels, from logits."""
     wide = logits_BTV[:, :-1].flatten(0, 1)
     wide = wide.to(torch.promote_types(wide.dtype, torch.float32))

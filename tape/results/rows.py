@@ -214,9 +214,7 @@ def check_given(
                 )
 
 
-def by_settings(
-    runs: Sequence[Run], within: Sequence[str] = ()
-) -> list[tuple[Settings, list[Run]]]:
+def by_settings(runs: Sequence[Run], within: Sequence[str]) -> list[tuple[Settings, list[Run]]]:
     """Returns settings, and the runs that have these but for those `within` and the seed."""
     groups: list[tuple[Settings, list[Run]]] = []
     for run in runs:

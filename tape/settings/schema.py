@@ -6,7 +6,6 @@ Settings of `data` are checked by the corpus, arguments of `position` and fields
 
 import ast
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+from tape.validation import is_number
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 
@@ -37,15 +38,12 @@ class RunSettings(SimpleNamespace):
 
 def integer(least: int, most: int | None = None) -> Kind:
     words = f"an integer >= {least}" if most is None else f"an integer in {least}..{most}"
-    upper = math.inf if most is None else most
-    return Kind(words, lambda x: type(x) is int and least <= x <= upper)
+    return Kind(words, lambda x: type(x) is int and least <= x and (most is None or x <= most))
 
 
 def number(words: str, admits: Callable[[float], bool]) -> Kind:
     """Returns the kind of finite numbers that `admits` accepts."""
-    return Kind(
-        f"a number {words}", lambda x: type(x) in (int, float) and abs(x) < math.inf and admits(x)
-    )
+    return Kind(f"a number {words}", lambda x: is_number(x) and admits(x))
 
 
 def optional(kind: Kind) -> Kind:
@@ -63,7 +61,7 @@ BELOW_ONE = number("in [0, 1)", lambda x: 0 <= x < 1)
 # Intervals of logging, evaluation and saving: steps, or fractions of trainer.max_steps.
 INTERVAL = Kind(
     "an integer >= 1, or a number in (0, 1)",
-    lambda x: type(x) in (int, float) and ((x >= 1 and float(x).is_integer()) or 0 < x < 1),
+    lambda x: is_number(x) and ((x >= 1 and float(x).is_integer()) or 0 < x < 1),
 )
 FOLDER = Kind(
     "one folder of up to 200 letters, digits and ._-+=, beginning with a letter, digit or _",

@@ -14,7 +14,7 @@ from tape.analysis.state import load
 from tape.command import expected_errors
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import draw_panel, heat_map, write_figure
-from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
+from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, place_of
 from tape.evaluation.view import Evaluation
 from tape.model.checkpoint import identified
 from tape.runs.folder import folder_for_results
@@ -66,7 +66,7 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         partial(task.results.record, keep=given.wrong),
     )
     try:
-        evaluation = task.results.gather(results)
+        evaluation = task.results.write(results, *join(results))
     except Incomplete as missing:
         log.info("shard %s is done; %s", shard, missing)
         return None
