@@ -97,26 +97,14 @@ def sdpa(
         return Attended(*gpu.attend(q, k, values, mask, scaling, dropout, is_causal))
     if not plain:
         k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
-    if values.payload is None:
-        parts = [values.v]
-    else:  # with dropout one call: two would draw different dropout masks
-        parts = [values.concat()] if dropout else [values.v, values.payload]
-    averages = []
-    for part in parts:
+    averages, parts = [], [x for x in (values.v, values.payload) if x is not None]
+    # With dropout one call: two would draw different dropout masks.
+    for part in [values.concat()] if dropout else parts:
         missing = max(0, D - part.shape[-1])  # fused kernels need one width
-        average = F.scaled_dot_product_attention(
-            q,
-            k,
-            F.pad(part, (0, missing)) if missing else part,  # zero channels average to zero
-            attn_mask=mask,
-            dropout_p=dropout,
-            is_causal=is_causal,
-            scale=scaling,
-        )
-        averages.append(average[..., :-missing] if missing else average)
-    if values.payload is None:
-        return Attended(averages[0], None)
-    return Attended(*values.split(averages[0])) if dropout else Attended(*averages)
+        part = F.pad(part, (0, missing)) if missing else part  # zero channels average to zero
+        part = F.scaled_dot_product_attention(q, k, part, mask, dropout, is_causal, scale=scaling)
+        averages.append(part[..., :-missing] if missing else part)
+    return Attended(*(values.split(averages[0]) if dropout else averages))
 
 
 KERNELS: dict[str, Kernel] = {

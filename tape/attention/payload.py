@@ -55,7 +55,7 @@ class Attended(NamedTuple):
     """What attention returns."""
 
     values: Tensor  # (B, H, T, D), averaged
-    payload: Tensor | None  # (B, H, T, P), averaged under the same weights
+    payload: Tensor | None = None  # (B, H, T, P), averaged under the same weights
     weights: Tensor | None = None  # (B, H, T, S), if the backend has them
     lse: Tensor | None = None  # (B, H, T) log-sum-exp of the masked scores, if asked for
 

@@ -227,11 +227,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             raise ValueError("labels with logits_to_keep: the loss needs all logits; omit one")
         if skip_logits and labels is None:
             raise ValueError("skip_logits=True without labels: nothing is left; give labels")
-        shown = {}  # if not given, the configuration decides
-        if output_hidden_states is not None:
-            shown["output_hidden_states"] = output_hidden_states
-        if output_attentions is not None:
-            shown["output_attentions"] = output_attentions
+        shown = {"hidden_states": output_hidden_states, "attentions": output_attentions}
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -240,7 +236,8 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             document_ids=document_ids,
-            **shown,
+            # The configuration decides about what is not given.
+            **{f"output_{name}": value for name, value in shown.items() if value is not None},
         )
         x_BTC, loss, logits, head = outputs.last_hidden_state, None, None, self.lm_head
         # A head that was replaced (by an adapter or a resized vocabulary) computes logits.
@@ -251,10 +248,9 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             logits = head(x_BTC[:, slice(-keep, None) if isinstance(keep, int) else keep])
             if labels is not None:
                 loss = next_token_loss(logits, labels, num_items_in_batch)
-                logits = None if skip_logits else logits
         return CausalLMOutputWithPast(
             loss=loss,
-            logits=logits,
+            logits=None if skip_logits else logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
