@@ -193,7 +193,7 @@ def test_scripts_are_strict_and_say_what_they_do():
 ACROSS = ["data.abacus_offset", "task.original_fault"]  # of earlier versions
 MAIN = ["add_a*", "add_fault*", "add_fire*", "add_[nrt]*", "add_xpos*"]
 VARIANTS = ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]
-FULL = str(RESULTS / "ablations" / "ablation_full_0")
+FULL = str(RESULTS / "ablations" / "ablation_full_10")
 BASES = {"within": ["base_*", "tokenizer"]}
 TABLES = [("addition", "variants", {"only": VARIANTS}, "randpe")]
 for name, chosen, baseline in (
@@ -214,8 +214,9 @@ for name, chosen, baseline in (
     TABLES.append((name, "table", chosen, baseline))
 for rate in ("0.016", "0.032"):
     TABLES.append(("contextual_text", rate, {"only": [f"*_{rate}_*"]}, "rope"))
-for name, rows in ABLATIONS.tables.items():
-    TABLES.append(("ablations", name, {"only": [f"ablation_{row}_?" for row in rows]}, FULL))
+for name, seeds in (("equivariance", "1[0-5]"), ("width", "1?")):
+    rows = ABLATIONS.tables[name]
+    TABLES.append(("ablations", name, {"only": [f"ablation_{row}_{seeds}" for row in rows]}, FULL))
 
 
 @pytest.mark.parametrize(("results", "page", "chosen", "baseline"), TABLES)
