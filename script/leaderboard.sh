@@ -4,7 +4,8 @@
 #   TYPES=mine bash script/leaderboard.sh
 #
 #   TYPES               encodings
-#   SEEDS, JOBS, SLICE  see script/sweep.sh; by default each column has the seeds of its rows
+#   SEEDS, JOBS, SLICE  see script/sweep.sh; by default the seeds of each sweep
+#   NAME                of the runs, output/${NAME}_*; give another one after an edit of an encoding
 #   SWEEPS              by default: suite encodings passkey bigrams addition
 #
 # An encoding takes less than two core-hours. Rerunning the command resumes the work. The page is
@@ -12,14 +13,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TYPES:?name the encodings, such as TYPES=rope}"
+name=${NAME:-leaderboard}
 unset NAME EVALUATION
 source script/environment.sh
 
 status=0 compared=()
 for sweep in ${SWEEPS:-suite encodings passkey bigrams addition}; do
-    bash script/sweep.sh "$sweep" name="leaderboard_$sweep" || status=$?
-    [[ $status != 75 ]] || exit 75 # stopped, and saved
-    [[ ! -d output/compare_leaderboard_$sweep ]] || compared+=("output/compare_leaderboard_$sweep")
+    bash script/sweep.sh "$sweep" name="${name}_$sweep" || status=$?
+    ((status != 75 && status != 130)) || exit $status # stopped, and saved
+    [[ ! -d output/compare_${name}_$sweep ]] || compared+=("output/compare_${name}_$sweep")
 done
 # Without folders, the command would write the page of the committed rows.
 [[ ! ${compared[*]} ]] || "$python" -m tape.commands leaderboard "${compared[@]}"

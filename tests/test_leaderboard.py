@@ -1,17 +1,28 @@
 """The leaderboard: how values are ranked, marked and written, and whose runs are taken."""
 
+import json
 from dataclasses import replace
 from math import inf, nan
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from tape.commands import leaderboard as board
-from tape.results.runs import write_runs
+from tape.results.runs import settings_of, write_runs
+from tape.runs.folder import TRAINED
+from tape.settings.composition import compose_run
+from tape.settings.schema import RunSettings
 
 TITLED = {column.title.split()[0]: column for column in board.COLUMNS}
 TEXT, TIME = TITLED["text"], TITLED["decoding"]
 (FLIPS,) = (column for column in board.COLUMNS if column.title == "flip_flop (16)")
+
+
+def ropes(column, given=()):
+    """The runs of RoPE with seed 1."""
+    runs = board.runs_of(column.source, given)
+    return [run for run in runs if (board.row_of(run), run.seed) == ("rope", 1)]
 
 
 def texts(column, **values):
@@ -23,8 +34,10 @@ def texts(column, **values):
 
 def test_the_best_and_what_is_within_its_standard_error_are_marked():
     lengths = {"a": [64, 32, 128], "b": [64, None, 64], "c": [45] * 3, "d": [None, None, 128]}
+    assert "<u>" in texts(FLIPS, a=[64] * 3, c=[45] * 3, z=[64, 32, 128])[1]  # by the error of z
     solved = ["**64 (32 to 128), 3 of 3**", "**64, 2 of 3**", "<u>45, 3 of 3</u>", "128, 1 of 3"]
     assert texts(FLIPS, **lengths) == solved  # the error of a is 28.2; d is ranked by 0
+    assert texts(FLIPS, a=[23, 64]) == ["**43.5 (23 to 64), 2 of 2**"]
     assert texts(FLIPS, a=[None, 32, None], b=[None]) == ["32, 1 of 3", "0 of 1"]
     losses = {"a": [-0.3, -0.1], "b": [-0.1, -0.1002], "c": [-0.0998, -0.0999], "d": [0.1, inf]}
     shown = ["**-0.200 (-0.300 to -0.100)**", "<u>-0.100</u>", "-0.100", "+inf (+0.100 to +inf)"]
@@ -41,6 +54,27 @@ def test_differences_are_those_of_the_same_seed():
     values = board.values_of(TEXT, [diverged]).set_index(["encoding", "seed"])["value"]
     assert values["fire", 3] == fire - rope and values["fire", 2] == inf
     assert not values["rope"].any()
+    with pytest.raises(ValueError, match="seed 9: rope has no run"):
+        board.values_of(TEXT, [replace(runs["fire", 2], seed=9)])
+
+
+@pytest.mark.parametrize("name", ["fox", "yarn", "abacus"])
+def test_runs_by_the_recipes_of_today_are_beside_committed_ones(name, tmp_path):
+    columns = {each: TITLED[each.split()[0]] for each in ("text", "bigrams", "addition")}
+    columns |= {"passkey": TITLED["pass"], "synthetic data=flip_flop": FLIPS}
+    for recipe, column in columns.items():
+        (like,), words = ropes(column), f"position={name} experiment={recipe}".split()
+        recorded = RunSettings(**compose_run(words)[1]).recorded
+        (tmp_path / TRAINED).write_text(json.dumps(recorded))
+        own = {x: y for x, y in like.settings.items() if x.startswith(("tokens.", "sequences_"))}
+        given = replace(like, settings=settings_of(tmp_path)[1] | own)
+        assert name in {*board.values_of(column, [given])["encoding"]}
+
+
+def test_submitted_runs_replace_committed_ones_and_given_ones_replace_those(monkeypatch):
+    theirs, given = (replace(*ropes(FLIPS), folder=Path(name)) for name in ("theirs", "given"))
+    monkeypatch.setattr(board, "submitted", lambda: [theirs])
+    assert (ropes(FLIPS), ropes(FLIPS, [given])) == ([theirs], [given])
 
 
 def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
@@ -59,9 +93,6 @@ def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
     with pytest.raises(ValueError, match="what no column shows"):
         board.leaderboard([tmp_path / "other"], tmp_path)
     other = replace(runs[1], rows=runs[1].rows.assign(value=0.0))
-    for key, message in (
-        ("max_steps", "max_steps: "),
-        ("learning_rate", "two runs of rope, seed 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            board.values_of(FLIPS, [runs[1], like(other, f"trainer.{key}", 9)])
+    for key in ("trainer.max_steps", "trainer.learning_rate"):
+        with pytest.raises(ValueError, match=f"{key}: "):
+            board.values_of(FLIPS, [runs[1], like(other, key, 9)])

@@ -2,7 +2,8 @@
 
 `tape leaderboard` writes docs/leaderboard.md from the rows in docs/results. Folders of other runs
 are given like those of `tape compare`: their runs replace committed ones of the same encoding and
-seed, as do those of submissions (docs/results/submissions). A column is an entry of COLUMNS.
+seed, and those of submissions (docs/results/submissions), which replace others. A column is an
+entry of COLUMNS.
 """
 
 import operator
@@ -31,6 +32,8 @@ from tape.files import reading, write_text
 from tape.positions import ENCODINGS
 from tape.results.rows import NAMED, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, read_saved
+from tape.runs.folder import differences
+from tape.settings.composition import compose_run, override
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
@@ -135,6 +138,12 @@ COLUMNS = (
 )
 
 
+@cache
+def configured(name: str) -> Mapping[str, Any]:
+    """Returns an encoding's default arguments of config/position, if it has a file there."""
+    return compose_run([override("position", name)])[1]["position"]
+
+
 def row_of(run: Run) -> str:
     """Returns the encoding of a run, with arguments that are not the defaults of the registry."""
     usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else None
@@ -143,6 +152,7 @@ def row_of(run: Run) -> str:
         name = key.removeprefix("position.")
         free = name in (key, "name") or name.rpartition(".")[2] in FREE
         own = usual and not free and value != usual.get(name)
+        own = own and value != configured(run.encoding).get(name)
         told += [f"{name}={value}"] if own or key in NAMED else []
     return " ".join(told)
 
@@ -153,21 +163,41 @@ def committed(pattern: str) -> list[Run]:
     return [run for run in read_saved(RESULTS / folder) if fnmatchcase(run.folder.name, names)]
 
 
+@cache
+def submitted() -> list[Run]:
+    folders = sorted(RESULTS.glob("submissions/*"))
+    return [run for folder in folders for run in read_saved(folder)]
+
+
 def runs_of(source: Source, given: Sequence[Run]) -> list[Run]:
-    """Returns the runs of a source; given ones replace committed ones of the same row and seed.
-    Raises a ValueError if two are the same, or cannot be compared."""
-    own = [*filter(source.takes, given)]
-    replaced = {(row_of(run), run.seed) for run in own}
-    saved = filter(source.takes, chain.from_iterable(map(committed, source.rows)))
-    runs = [run for run in saved if (row_of(run), run.seed) not in replaced] + own
+    """Returns the runs of a source; later ones replace those of the same row and seed: committed,
+    submitted, given. Raises a ValueError if two are the same, cannot be compared, or belong to one
+    row and differ in more than the seed."""
+    runs: list[Run] = []
+    for layer in (chain.from_iterable(map(committed, source.rows)), submitted(), given):
+        own = [*filter(source.takes, layer)]
+        replaced = {(row_of(run), run.seed) for run in own}
+        runs = [run for run in runs if (row_of(run), run.seed) not in replaced] + own
     groups_of(runs)
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(row_of(run), run)
+        if changes := differences(whole(other), whole(run)):
+            what = f"{other.folder} and {run.folder} are both {row_of(run)}, with other settings"
+            raise ValueError(f"{what} ({'; '.join(changes)}): leave out the runs of one of them")
     return runs
+
+
+def whole(run: Run) -> dict[str, Any]:
+    """Returns the settings of a run with defaults of its encoding that older runs do not have."""
+    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else {}
+    return {f"position.{name}": value for name, value in usual.items()} | run.settings
 
 
 def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
     """Returns the columns encoding, seed, value (inf where training diverged), and whether the run
-    has learned its task. Raises a ValueError if there are two values of a seed, as of runs with
-    other learning rates."""
+    has learned its task. Raises a ValueError for a seed without the run of RoPE that its value is
+    compared with."""
     source, kind = column.source, column.source.evaluation
     if kind == MODELS:
         rows = [(name, 0, column.of(name), True) for name in ENCODINGS]
@@ -182,12 +212,13 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
             for run in runs_of(source, given)
         ]
     values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"]).fillna(np.inf)
-    for row in values[values.duplicated(["encoding", "seed"])].itertuples():
-        raise ValueError(f"{column.title}: two runs of {row.encoding}, seed {row.seed}; give one")
     if column.against is not None:
         base = values[values["encoding"] == "rope"].set_index("seed")["value"]
+        for row in values[~values["seed"].isin(base.index)].itertuples():
+            what = f"{column.title} of {row.encoding}, seed {row.seed}"
+            raise ValueError(f"{what}: rope has no run of this seed; give it, too")
         values["value"] = column.against(values["value"], values["seed"].map(base))
-    return values.dropna(subset="value").astype({"value": float, "learned": bool})
+    return values.astype({"value": float, "learned": bool})
 
 
 def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
@@ -207,7 +238,7 @@ def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     best = rank.agg(column.best) if column.best and len(rank) else np.inf
     if np.isfinite(best) and (kind != FOLDER or best):
         apart = (rank - best).abs()
-        cells.loc[apart <= error[apart.idxmin()], "mark"] = "near"
+        cells.loc[apart <= error[apart == 0].max(), "mark"] = "near"
         cells.loc[apart == 0, "mark"] = "best"
     cells["text"] = [text_of(column, cell) for cell in cells.itertuples()]
     return cells
@@ -216,6 +247,7 @@ def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
 def text_of(column: Column, cell: Any) -> str:
     """Formats a line of `cells_of`: `45 (32 to 64), 4 of 5`."""
     form = f"{'+' if column.against is SUB else ''}z,.{column.digits}f"
+    form = "g" if column.source.evaluation == FOLDER else form  # a median of two may be 43.5
     text, low, high = (format(x, form) for x in (cell.value, cell.low, cell.high))
     text += f" ({low} to {high})" if low != high else ""
     if column.source.evaluation == FOLDER:
@@ -283,12 +315,11 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
 def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str]]:
     """Writes leaderboard.md, .csv and .png, and seeds.png of the front page; returns the tables
     and, by folder, why it could not be read."""
-    given = [*sorted(RESULTS.glob("submissions/*")), *folders]
-    runs, missing = read_all(given, None) if given else ([], {})
-    for run in runs:
+    runs, missing = read_all(folders, None) if folders else ([], {})
+    for run in (*submitted(), *runs):
         if not any(column.source.takes(run) for column in COLUMNS):
             raise ValueError(f"{run.folder} was asked what no column shows: leave it out")
-    names = [*dict.fromkeys([*ENCODINGS, *map(row_of, runs)])]
+    names = [*dict.fromkeys([*ENCODINGS, *map(row_of, (*submitted(), *runs))])]
     values = {column: values_of(column, runs) for column in COLUMNS}
     values = {x: rows[rows["encoding"].isin(names)] for x, rows in values.items()}
     found = {column: cells_of(column, rows) for column, rows in values.items()}

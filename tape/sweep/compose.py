@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tape.settings import schema
 from tape.settings.composition import compose_run, nodes, override
-from tape.settings.groups import CONFIG, options
+from tape.settings.groups import CONFIG, ENCODINGS, options
 from tape.validation import look_up
 
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
@@ -47,13 +47,14 @@ class Run:
 
     def request(self) -> dict[str, Any]:
         """Returns what determines the results of the run: its commands, Python (its library is the
-        text of data=local), and the state of the settings' and of all files that it reads."""
+        text of data=local), and the state of the settings', the encodings' and all files that it
+        reads."""
         given = [word.partition("=") for _, *words in self.commands for word in words]
         # position=tape is not the folder tape.
         values = [value or name for name, _, value in given if value not in options(name)]
         paths = {path.strip("[]' ") for value in values for path in value.split(",")} - {""}
         read = [p for p in map(Path, sorted(paths)) if not p.is_relative_to(self.folder)]
-        files = [state_of(path) for path in (CONFIG, *read)]
+        files = [state_of(path) for path in (CONFIG, ENCODINGS.parent, *read)]
         return {"commands": self.commands, "python": sys.version, "files": files}
 
     def record(self, request: dict[str, Any]) -> str:
