@@ -106,8 +106,17 @@ def _single_query(
     q: Tensor, k: Tensor, values: Values, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the softmax unfused: keys and values are read once per group of heads."""
-    B, H, _, D = q.shape
-    scores = masked((q * scaling).view(B, k.shape[1], -1, D) @ k.mT, mask)  # (B, K, G, S)
-    weights = scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
-    averages = weights.to(q.dtype) @ values.concat()
-    return values.split(averages.view(B, H, 1, -1))
+    (B, H, _, D), (K, S) = q.shape, k.shape[1:3]
+    scores = torch.bmm((q * scaling).view(B * K, -1, D), k.flatten(0, 1).mT)
+    if mask is not None:
+        scores = masked(scores.view(B, K, -1, S), mask).flatten(0, 1)
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+
+    def average(x_BKSD: Tensor) -> Tensor:
+        return torch.bmm(weights, x_BKSD.flatten(0, 1)).view(B, H, 1, -1)
+
+    if values.payload is None:
+        return average(values.v), None
+    if values.joined is not None:
+        return values.split(average(values.joined))
+    return average(values.v), average(values.payload.expand(B, K, -1, -1))

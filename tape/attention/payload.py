@@ -22,6 +22,11 @@ class Values(NamedTuple):
         """Returns the last P channels as the payload, the others as values."""
         return cls(*joined.split((joined.shape[-1] - P, P), dim=-1), joined) if P else cls(joined)
 
+    @classmethod
+    def of_alternating(cls, stacked: Tensor) -> "Values":
+        """Returns the views of what `alternating` has made."""
+        return cls(stacked[:, ::2], stacked[:, 1::2])
+
     @property
     def width(self) -> int:
         """P, the width of the payload; 0 without one."""
@@ -34,6 +39,10 @@ class Values(NamedTuple):
         if self.joined is not None:
             return self.joined
         return torch.cat((self.v, self.payload.expand(*self.v.shape[:-1], -1)), dim=-1)
+
+    def alternating(self) -> Tensor:
+        """Returns heads of values and, if it is as wide, of the payload in turn, (B, 2 K, S, D)."""
+        return torch.stack((self.v, self.payload.expand_as(self.v)), dim=2).flatten(1, 2)
 
     def split(self, averages: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the averages of `concat` as those of values and of the payload."""

@@ -25,7 +25,7 @@ def cached_extras(
             f"position '{encoding}' with a cache that rounds or drops cached tokens: it keeps more "
             "of each token than keys and values; use a cache of all tokens that is not quantized"
         )
-    check_channels(encoding, "keys", keys, head_dim + width)
+    check_channels(encoding, "keys", keys, head_dim + width, keys.shape[1])
     return keys[..., -width:]
 
 
@@ -35,24 +35,33 @@ def stored(
     """Appends new tokens to a cache; returns keys, extras and values of all tokens.
 
     Extras and payload, which depend on no later token, are stored as more channels of keys and
-    values, which all caches of transformers allow. Refuses cached tokens of other encodings.
+    values, which all caches of transformers allow. A `GrowingCache` on a CPU has the payload as
+    more heads: averages of 64 channels take half as long there as their share of 128 channels.
+    Refuses cached tokens of other encodings.
     """
     keys = k if extras is None else torch.cat((k, extras), dim=-1)
-    all_values = values.concat()
+    stacks = isinstance(cache, GrowingCache) and k.device.type == "cpu"
+    stacks &= values.width == values.v.shape[-1]
+    all_values = values.alternating() if stacks else values.concat()
     if layer_idx < len(cache.layers) and (layer := cache.layers[layer_idx]).is_initialized:
-        check_channels(encoding, "keys", layer.keys, keys.shape[-1])
-        check_channels(encoding, "values", layer.values, all_values.shape[-1])
+        check_channels(encoding, "keys", layer.keys, keys.shape[-1], k.shape[1])
+        count = values.v.shape[-1] + values.width
+        check_channels(encoding, "values", layer.values, count, k.shape[1])
     keys, all_values = cache.update(keys, all_values, layer_idx)
     if extras is not None:
         keys, extras = keys.split((k.shape[-1], extras.shape[-1]), dim=-1)
+    if stacks:
+        return keys, extras, Values.of_alternating(all_values)
     return keys, extras, Values.of_joined(all_values, values.width)
 
 
-def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None:
-    """Raises a ValueError for cached tokens with other than `count` channels, if there are any."""
-    if cached.shape[-1] != count and cached.numel():
+def check_channels(encoding: str, kind: str, cached: Tensor, count: int, K: int) -> None:
+    """Raises a ValueError for cached tokens with other than `count` channels for each of K heads,
+    if there are any."""
+    channels = cached.shape[1] * cached.shape[-1] // K if cached.numel() else count
+    if channels != count:
         raise ValueError(
-            f"position '{encoding}' with cached {kind} of {cached.shape[-1]} channels per head, as "
+            f"position '{encoding}' with cached {kind} of {channels} channels per head, as "
             f"from prefix tuning or a cache made before: it caches {count}, because it keeps more "
             "of a token; use LoRA, prompt tuning, a new cache or another encoding"
         )
