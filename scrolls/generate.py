@@ -70,7 +70,7 @@ def generate(given: argparse.Namespace) -> None:
     if output.exists() and not journals(results):
         raise ValueError(f"{output} exists without its journal {results}: give another output=...")
     header = {
-        **identified(folder),
+        **identified(folder, model),
         "encoding": model.config.position["name"],
         "task": task.name,
         "split": given.split,

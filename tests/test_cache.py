@@ -87,6 +87,9 @@ def test_the_decoder_makes_one():
     for given, kind in ((None, GrowingCache), (DynamicCache(), DynamicCache)):
         found = model.generate(prompt, **settings, past_key_values=given).past_key_values
         assert type(found) is kind
+        # The state is stored as more heads, or as more channels.
+        stacked = found.layers[0].values.shape[1] == 2 * model.config.num_key_value_heads
+        assert stacked == (kind is GrowingCache)
     with mock.patch("tape.model.inputs.is_compiling", lambda: True):
         assert type(model(prompt, use_cache=True).past_key_values) is DynamicCache
 

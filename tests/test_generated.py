@@ -2,12 +2,13 @@
 
 import doctest
 import shutil
+from dataclasses import replace
 
 import hydra
 import numpy as np
 import pandas as pd
 import pytest
-from commands import run_command
+from commands import ROOT, run_command
 from conftest import composed
 from test_training import report_of
 from trained import assert_same_weights, losses, weights
@@ -19,11 +20,12 @@ from tape.evaluation.accuracy import effective_length
 from tape.evaluation.tables import median_length
 from tape.results.compare import compare, read
 from tape.results.report import main as report
+from tape.results.runs import read_saved
 from tape.runs.metrics import read_metrics
 from tape.tasks.passkey.sequences import Passkeys
 from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.problems import TASKS, Synthetic
-from tape.tasks.synthetic.suite import contrast, draw, predicted, suite
+from tape.tasks.synthetic.suite import contrast, draw, predicted, rows_of, suite
 from tape.training import callbacks
 
 STEPS = """trainer.max_steps=8 trainer.save_steps=4 trainer.eval_steps=4 trainer.logging_steps=1
@@ -220,6 +222,13 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     table, _ = compare(evaluated, tmp_path / "compared", "synthetic")
     cells = next(line for line in table.splitlines() if line.startswith("| rope | 3 "))
     assert f"| {100 * twice:.1f} ±" in cells and cells.count(" (n = 2) |") == 4
+
+
+def test_a_label_of_the_suite_stands_for_one_encoding():
+    runs = [run for run in read_saved(ROOT / "docs/results/tasks") if run.encoding == "xpos"]
+    changed = replace(runs[0], settings=runs[0].settings | {"position.scale_base": 1.0})
+    with pytest.raises(ValueError, match=r"both xpos, .* \(position\.scale_base: 2048"):
+        rows_of([changed, *runs[1:]])
 
 
 def test_predictions_are_tested_by_the_lengths_of_all_runs():

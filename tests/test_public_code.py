@@ -2,11 +2,7 @@
 
 import torch
 from conftest import make_config, make_model
-from transformers.models.phi.modeling_phi import (
-    PhiConfig,
-    PhiRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.phi.modeling_phi import PhiConfig, PhiRotaryEmbedding, apply_rotary_pos_emb
 from x_transformers import x_transformers
 
 from tape import TapeForCausalLM

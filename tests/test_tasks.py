@@ -22,7 +22,7 @@ from test_scrolls_generation import make_base
 import tape.tasks.evaluate as entry
 from arithmetic.addition_task import GRID, GridQuestions
 from arithmetic.problems import Problems
-from tape import TapeForCausalLM, parsers
+from tape import TapeForCausalLM, parsers, provenance
 from tape.evaluation import journal as workers
 from tape.evaluation.journal import FILE, join
 from tape.evaluation.questions import Questions, greedy
@@ -233,13 +233,17 @@ def die(batch):
 
 
 @pytest.mark.parametrize("name", ["addition"])
-def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
+def test_what_does_not_belong_together_is_refused(name, folder, tmp_path, monkeypatch):
     evaluate(folder, name)
     with refused(match=r"holds another evaluation \(wrong: 3 -> 4"):
         evaluate(folder, name, "--wrong 4")
     with refused(match=r"shard-1-of-1/parts.jsonl holds another evaluation \(seed: 0 -> 1\)"):
         evaluate(folder, name, "--shard 2/2 --seed 1")
     assert [path.parent.name for path in folder.glob(f"*/*/{FILE}")] == ["shard-1-of-1"]
+    with monkeypatch.context() as edited:
+        edited.setattr(provenance, "fingerprint", lambda model: "of other code")
+        with refused(match=r"holds another evaluation \(code: \w+ -> of other code\)"):
+            evaluate(folder, name)
     make_run(tmp_path / "other", name, seed=1)
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     with refused(match=r"holds another evaluation \(model: "):

@@ -30,9 +30,8 @@ from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import reading, write_text
 from tape.positions import ENCODINGS
-from tape.results.rows import NAMED, groups_of
+from tape.results.rows import FREE, NAMED, check_alike, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, read_saved
-from tape.runs.folder import differences
 from tape.settings.composition import compose_run, override
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
@@ -40,7 +39,6 @@ from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 DOCS = parsers.ROOT / "docs"
 RESULTS = DOCS / "results"
 PAGE = Path(__file__).with_name("leaderboard.md")
-FREE = ("length", "eval_length", "seed")  # arguments of encodings that follow from the texts
 FRONT = ("text 4x", "pass keys", "addition", "flip_flop (16)")  # the first ranks all
 MARKS = {"best": "**{}**", "near": "<u>{}</u>", "": "{}"}
 ROUNDS, MODELS = "rounds", "models"  # what a source has, if not an evaluation of runs
@@ -182,16 +180,8 @@ def runs_of(source: Source, given: Sequence[Run]) -> list[Run]:
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(row_of(run), run)
-        if changes := differences(whole(other), whole(run)):
-            what = f"{other.folder} and {run.folder} are both {row_of(run)}, with other settings"
-            raise ValueError(f"{what} ({'; '.join(changes)}): leave out the runs of one of them")
+        check_alike(row_of(run), other, run)
     return runs
-
-
-def whole(run: Run) -> dict[str, Any]:
-    """Returns the settings of a run with defaults of its encoding that older runs do not have."""
-    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else {}
-    return {f"position.{name}": value for name, value in usual.items()} | run.settings
 
 
 def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:

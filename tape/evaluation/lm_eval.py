@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     check_length(model, max_length, f"--max_length {max_length}")
     written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
     about = {
-        **identified(folder),
+        **identified(folder, model),
         "extension": extension(arguments),
         "position": position,
         "max_length": max_length,

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> str:
     text.check(model.config.vocab_size)
     batches = plan(text, convention, strides, arguments.batch_tokens)
     header = {
-        **identified(folder),
+        **identified(folder, model),
         "text": text.fingerprint(),
         "lengths": list(strides),
         "strides": list(strides.values()),

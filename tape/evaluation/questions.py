@@ -111,11 +111,7 @@ def plain_generation(model: TapeForCausalLM) -> Iterator[None]:
 
 @torch.no_grad()
 def greedy(
-    model: TapeForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    end: int,
-    new_tokens: int,
-    length: int,
+    model: TapeForCausalLM, prompts: Sequence[Sequence[int]], end: int, new_tokens: int, length: int
 ) -> list[list[int]]:
     """Returns answers of up to `new_tokens` tokens, up to and including the first `end`. Random
     positions are drawn for `length` tokens, as in a `Batch`."""

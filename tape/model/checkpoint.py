@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from tape import provenance
 from tape.files import read_object, reading
 from tape.model.adapters import ADAPTER, BFLOAT16, merged, weights_of_encoding
 from tape.model.configuration import TapeConfig
@@ -257,12 +258,14 @@ def fingerprint(folder: Path) -> str:
     return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
-def identified(folder: Path) -> dict[str, str]:
-    """Returns hashes of what determines the results of a model: its weights and configuration."""
+def identified(folder: Path, model: TapeForCausalLM) -> dict[str, str]:
+    """Returns hashes of what determines the results of the model from a folder: its weights,
+    configuration and code."""
     settings = read_object(folder / CONFIG)
     told = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
     content = json.dumps(told, sort_keys=True).encode()
-    return {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}
+    hashes = {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}
+    return hashes | {"code": provenance.fingerprint(model)}
 
 
 def check_length(

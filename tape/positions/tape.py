@@ -106,18 +106,15 @@ class TapeLayer(RotaryLayer):
             return e if self.magnitudes else F.normalize(e, dim=-2)
 
     def _of_one_token(self, state: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
-        """Updates a state (B, K, 2 F), whose axes are in place: half the time of the general way."""
+        """Updates a state (B, K, 2 F), whose axes are in place, in half the time."""
         if self.attends:
             average = attended_e.to(state.dtype).flatten(2)
             state = add_product(state, self.mix(state.dtype), average)
         if self.feed_forward:
+            gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).to(state.dtype)
             up = torch.bmm(self.up(state.dtype).expand(len(state), -1, -1), state)
-            state = add_product(state, self.down(state.dtype), self._gates(mlp_out, state).mT * up)
+            state = add_product(state, self.down(state.dtype), gate.mT * up)
         return state
-
-    def _gates(self, mlp_out: Tensor, state: Tensor) -> Tensor:
-        """Returns SiLU(W_x m), (B, T, I)."""
-        return F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).to(state.dtype)
 
     def _arrange(self, e_BHT2F: Tensor, mixed: int) -> Tensor:
         tokens = e_BHT2F.shape[0] * e_BHT2F.shape[2]
@@ -126,7 +123,7 @@ class TapeLayer(RotaryLayer):
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
         """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
         W1, W2 = self.up(state.dtype), self.down(state.dtype)
-        gate = self._gates(mlp_out, state).flatten(0, 1)
+        gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
         if self.tensorial:
             # One small matrix per token, W2 diag(gate) W1: I M^2 + M^2 N multiply-adds with M heads
             # and I = width; applying W1 and W2 in turn costs 2 I M N.

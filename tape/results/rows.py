@@ -39,6 +39,7 @@ NAMED = ("optimizer.encoding_factor", *CHANGES)  # in a label wherever given
 OWN = "|".join(map(re.escape, NAMED))
 ENCODING_SETTINGS = rf"position\..*|{RATES}|{OWN}|model\.max_position_embeddings"
 METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer|{OWN}"
+FREE = ("length", "eval_length", "seed")  # arguments of encodings that follow from the texts
 METHOD, WEIGHTS = "peft.name", "base_weights"
 BASE = "not extended"
 Settings = dict[str, Any]
@@ -164,6 +165,23 @@ def groups_of(
                 )
             found[label] = group
     return groups
+
+
+def check_alike(label: str, one: Run, other: Run, only: str = ".*") -> None:
+    """Raises a ValueError if two runs of a row differ in settings of the form `only`, other than
+    defaults of their encoding that older runs do not have."""
+    first, second = (
+        {key: value for key, value in whole.items() if re.fullmatch(only, key)}
+        for whole in (_defaults(run) | run.settings for run in (one, other))
+    )
+    if changes := differences(first, second):
+        what = f"{one.folder} and {other.folder} are both {label}, with other settings"
+        raise ValueError(f"{what} ({'; '.join(changes)}): leave out the runs of one of them")
+
+
+def _defaults(run: Run) -> Settings:
+    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else {}
+    return {f"position.{name}": value for name, value in usual.items()}
 
 
 def kind_of(runs: Iterable[Run]) -> str:

@@ -48,7 +48,7 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
             f"{needed - new} + {new} tokens: raise it, or lower {questions.LIMIT}"
         )
     questions.check(model, batches)
-    header = identified(folder) | questions.settings() | batching
+    header = identified(folder, model) | questions.settings() | batching
     header |= {"wrong": given.wrong, "batches": len(batches)}
     if given.intervention is not None:
         header["intervention"] = given.intervention

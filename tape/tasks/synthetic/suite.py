@@ -14,13 +14,14 @@ from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import write_text
-from tape.results.rows import groups_of
+from tape.results.rows import FREE, check_alike, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, write_runs
 from tape.statistics import clopper_pearson, exchange_p, holm, table
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
 NAMES = ["task", "encoding"]
+ARGUMENTS = rf"position\.(?!(.*\.)?({'|'.join(FREE)})$).*"
 NOTE = """\
 Each cell: median (best) of the longest solved length over the runs that reached the criterion in
 the trained lengths, then how many of all runs did. The longest solved length is the largest up to
@@ -43,12 +44,14 @@ least: the smallest that so many runs can give; corrected: for all predictions (
 def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Returns the accuracies of runs in long form, with the task, the `encoding` (the label of the
     row), the `times` of the trained length (rounded to half octaves), and of each run whether it
-    `learned` the task and the longest length that it `solved`."""
-    tables = []
+    `learned` the task and the longest length that it `solved`. Raises a ValueError if a label would
+    stand for other arguments of an encoding in another task."""
+    tables, first = [], {}
     for task in TASKS:
         own = [run for run in runs if run.asked[FOLDER]["task"] == task]
         groups = groups_of(own).get(FOLDER, {})
         for label, run in ((label, run) for label, group in groups.items() for run in group):
+            check_alike(label, first.setdefault(label, run), run, ARGUMENTS)
             rows, trained = select(run.of(FOLDER), "accuracy"), run.asked[FOLDER]["trained"]
             times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
             rows = rows.assign(task=task, encoding=label, run=str(run.folder), seed=run.seed)
