@@ -43,6 +43,7 @@ if "wait" in told and not (run / "checkpoint").exists():
     time.sleep(60)
 (run / "model.safetensors").touch()
 print(command, "OMP", os.environ.get("OMP_NUM_THREADS"), flush=True)
+assert os.environ["MALLOC_TRIM_THRESHOLD_"]
 """
 OUT = Path("output/compare_e")
 

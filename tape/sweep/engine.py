@@ -29,6 +29,7 @@ from tape.sweep.compose import Run, comparison
 LIBRARIES = ("torch", "transformers.models.llama.modeling_llama", "accelerate", "peft")
 LIBRARIES += ("hydra.main", "matplotlib.figure", "scipy.stats")
 WORKER = (sys.executable, "-m", "tape.sweep.worker", "tape.commands", *LIBRARIES)
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 STOPPED = os.EX_TEMPFAIL  # 75: stopped, and the same command continues
 FORWARDED = {  # signal -> that for the runs
     signal.SIGTERM: signal.SIGTERM,
@@ -65,7 +66,8 @@ class Engine:
         self.begun, self.done = time.monotonic(), 0
         self.free = asyncio.Semaphore(cfg["jobs"])
         threads = max(1, cores() // cfg["jobs"])
-        self.environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        # As in script/environment.sh.
+        self.environment = {"OMP_NUM_THREADS": str(threads), **MEMORY, **os.environ}
 
     async def perform(self) -> int:
         """Returns the exit status."""
