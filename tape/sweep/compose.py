@@ -190,7 +190,8 @@ def comparison(
     cfg: Mapping[str, Any], runs: Sequence[Run], failed: Sequence[Run] = ()
 ) -> list[str]:
     """Returns the command that compares runs, if there is one. A baseline that is a row of the
-    sweep stands for the first of its runs that did not fail, if any."""
+    sweep stands for the first of its runs that did not fail, if any. Runs that failed are named in
+    the comparison, but those with the results of an earlier time are left out."""
     if not cfg["compare"]:
         return []
     command, *flags = shlex.split(cfg["compare"])
@@ -200,5 +201,6 @@ def comparison(
     flags += [] if "--out" in flags else ["--out", cfg["out"]]
     flags += ["--baseline", str(baseline)] if baseline else []
     rows = dict.fromkeys(run.row for run in runs)
-    folders = (str(run.folder) for row in rows for run in runs if run.row == row)
+    told = [run for run in runs if run not in failed or not run.receipt.is_file()]
+    folders = (str(run.folder) for row in rows for run in told if run.row == row)
     return [command, *folders, *flags]
