@@ -206,12 +206,13 @@ for name, chosen, baseline in (
     ("bigrams", {}, "tape"),
     ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
     ("checkpoints", {}, None),
-    ("contextual", {}, "rope"),
+    ("contextual", {"only": ["contextual_[rt]*"]}, "rope"),
     ("contextual_needle", {}, "rope"),
     ("interventions_addition", {}, "tape"),
     ("interventions_keys", BASES, "adape"),
 ):
     TABLES.append((name, "table", chosen, baseline))
+TABLES.append(("contextual", "0.008", {"only": ["*_0.008_*"]}, "rope"))
 for rate in ("0.016", "0.032"):
     TABLES.append(("contextual_text", rate, {"only": [f"*_{rate}_*"]}, "rope"))
 for name, seeds in (("equivariance", "1[0-5]"), ("width", "1?")):

@@ -97,7 +97,7 @@ MINE = "tape sweep sweep={} 'vary.position=[mine]'"
 SPEED = "tape speed --shape small --backends sdpa --case"
 SCRIPT = 'TYPES="mine rope" bash script/{}.sh'
 # Without RoPE at another rate than TAPE's on bigrams, and without the authors' fault in addition.
-PAIRS = ("bigrams/bigrams_[afn]*", "bigrams/bigrams_low_*", "contextual/*")
+PAIRS = ("bigrams/bigrams_[afn]*", "bigrams/bigrams_low_*", "contextual/contextual_[rt]*")
 SUMS = ("addition/add_a[dl]*", "addition/add_fire*", "addition/add_[nrt]*", "addition/add_xpos*")
 STEPS = {"comparison": "train_step, training, sdpa, 256 tokens"}
 TOKENS = {"comparison": "decode, decoding, sdpa, 2,048 tokens, 1 at a time"}
