@@ -82,7 +82,7 @@ NEEDLE = {"fire": 0.01, "nope": 0.003, "rope": 0.003, "tape": 0.003}
         ("rates_text", 24, "text", "text"),
         ("rates", 33, "lengths", "results/rates/table"),
         ("bigrams_rates", 15, "bigrams", "text"),
-        ("contextual_rates", 24, PARTS, "state"),
+        ("contextual_rates", 24, PARTS, "results/contextual_rates/table"),
         ("rates_copy", 27, "copy", "results/rates_copy/table"),
         ("rates_counting", 24, "counting", "results/rates_counting/table"),
         ("rates_bases", 14, "bases", "results/rates_bases/table"),
