@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,6 +22,7 @@ from tape.analysis import stability, state, visualize
 from tape.commands.leaderboard import FRONT, leaderboard
 from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
+from tape.results import differences, load
 from tape.results.rows import read
 from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS
@@ -226,6 +228,20 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     assert not found.missing
     row = None if baseline is None else found.find(baseline)
     assert markdown(found, row) in (RESULTS / results / f"{page}.md").read_text()
+
+
+def test_the_table_of_parts_is_that_of_the_results():
+    names = ["tape", *(f"tape {x}=False" for x in ("magnitudes", "attention", "feed_forward"))]
+    text = (ROOT / "docs" / "state.md").read_text()
+    lines = re.findall(r"^\| .*(?:TAPE|alone|gain).*\|$", text, re.MULTILINE)
+    shown = [line.strip(" |").split(" | ")[1:] for line in lines]
+    for place, (runs, length) in enumerate(product(("[rt]", "0.008_"), (64, 512))):
+        rows = load([RESULTS / "contextual"], only=[f"contextual_{runs}*"])
+        rows = rows[(rows["measure"] == "loss") & rows["first"].isna() & (rows["length"] == length)]
+        found = differences(rows, "rope").loc[[*names, "rope_gain"]]
+        for each, told in zip(found.itertuples(), (x[place] for x in shown), strict=True):
+            digits = len(told.partition(".")[2].partition(" ")[0])
+            assert told == f"{each.mean:+.{digits}f} ± {each.half_width:.{digits}f}"
 
 
 PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
