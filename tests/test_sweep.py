@@ -83,7 +83,8 @@ def trainings(run):
 
 
 def test_runs_are_trained_evaluated_and_compared(capfd, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(engine, "cores", lambda: 7)
     runs = [make_run(row, seed=seed) for seed in range(2) for row in ("rope", "tape")]
     assert performed(*runs, baseline="rope") == 0
