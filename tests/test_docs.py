@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from collections import defaultdict
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tape.analysis import stability, state, visualize
 from tape.commands.leaderboard import FRONT, leaderboard
 from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
-from tape.results import differences, figures, load
+from tape.results import differences, load
 from tape.results.rows import read
 from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS
@@ -229,22 +228,6 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     assert not found.missing
     row = None if baseline is None else found.find(baseline)
     assert markdown(found, row) in (RESULTS / results / f"{page}.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("results", "page", "chosen"), [table[:3] for table in TABLES])
-def test_pictures_are_those_of_the_results(results, page, chosen, monkeypatch):
-    drawn = {}
-    keep = lambda figure, target: drawn.update({target.name: figure})  # noqa: E731
-    monkeypatch.setattr(figures, "write_figure", keep)
-    figures.write_figures(read([RESULTS / results], **chosen), Path())
-    if page != "table":
-        drawn = {page: drawn["curves"]} if "curves" in drawn else {}
-    for name, figure in drawn.items():
-        if (shown := RESULTS / results / f"{name}.png").is_file():
-            figure.canvas.print_figure(content := BytesIO(), dpi=150, bbox_inches="tight")
-            content.seek(0)
-            assert np.abs(plt.imread(content) - plt.imread(shown)).mean() < 1e-4
 
 
 def test_the_table_of_parts_is_that_of_the_results():

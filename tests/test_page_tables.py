@@ -1,0 +1,121 @@
+"""Tables of pages that no command prints as they stand: their cells are those of the rows."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+from test_docs import RESULTS, ROOT
+
+from tape.evaluation.accuracy import effective_length
+from tape.evaluation.tables import markdown_table
+from tape.results import differences, load
+from tape.settings.groups import ABLATIONS
+from tape.statistics import weighted_mean
+
+NAMES = {"rope": "RoPE", "nope": "NoPE", "alibi": "ALiBi", "fire": "FIRE"}
+
+
+def page(name):
+    return (ROOT / "docs" / f"{name}.md").read_text()
+
+
+def gaps(results, runs, baseline):
+    """Losses at the trained length minus those of a row, as the pages write them, by row."""
+    rows = load([RESULTS / results], only=runs)
+    rows = rows[(rows["measure"] == "loss") & (rows["length"] == 256) & rows["first"].isna()]
+    found = differences(rows, baseline)
+    return {row.Index: f"{row.mean:+.3f} ± {row.half_width:.3f}" for row in found.itertuples()}
+
+
+def test_parts_maps_and_widths_of_tape():
+    """The paper's Tables 6 and 7."""
+    text = page("replication")
+    shown = gaps("contextual_text", ["*_0.016_*"], "tape")
+    for update, row in {
+        "none (RoPE) | 57.2": "rope",
+        "after the MLP only | 58.4": "tape attention=False",
+        "in attention only | 57.6": "tape feed_forward=False",
+    }.items():
+        assert f"| {update} | {shown[row]} |" in text
+    both = "tape equivariant={} tensorial={}".format
+    runs = [f"ablation_{row}_1[0-5]" for row in ABLATIONS.tables["equivariance"]]
+    shown = gaps("ablations", runs, both(True, True))
+    for maps, row in {
+        "neither | 56.2": both(False, False),
+        "equivariant only | 55.7": both(True, False),
+        "tensorial only | 54.1": both(False, True),
+    }.items():
+        assert f"| {maps} | {shown[row]} |" in text
+    runs = [f"ablation_{row}_1?" for row in ABLATIONS.tables["width"]]
+    shown = gaps("ablations", runs, "tape width=None") | {"tape width=None": "0"}
+    cells = " | ".join(shown[f"tape width={x}"] for x in ("1H", "2H", "None", "8H", "16H"))
+    assert f", minus that of 4 | {cells} |" in text
+
+
+def test_pass_keys_of_each_seed():
+    rows = load([RESULTS / "passkey"])
+    rows = rows[rows["measure"] == "accuracy"]
+    found = 100 * weighted_mean(rows, ["row", "seed", "length"])
+    for row, own in found.groupby("row"):
+        cells = []
+        for seed in range(3):
+            cell = ", ".join(f"{own[row, seed, n]:.0f}" for n in (128, 256, 512, 1024))
+            cells.append(cell if own[row, seed, 128] >= 50 else f"*{cell}*")
+        assert f"| {row} | {' | '.join(cells)} |" in page("retrieval")
+
+
+def test_steps_to_the_criterion():
+    saved = json.loads((RESULTS / "tasks" / "settings.json").read_text())["runs"]
+    for line in re.findall(
+        r"^\| `(\w+)` \| (.*) \|$", page("suite").partition("## Results")[0], re.MULTILINE
+    ):
+        if len(cells := line[1].split(" | ")) == len(NAMES):
+            runs = (saved[f"suite_{line[0]}_{name}_0"]["asked"]["synthetic"] for name in NAMES)
+            assert cells == [str(run["criterion_step"] or "no") for run in runs]
+
+
+SEARCHED = {"length": "letters", "max_steps": "steps", "layers": "layers", "batch": "batch"}
+SEARCHED |= {"matrix_rate": "rate of matrices", "rate": "of the rest"}
+SEARCHED |= {"initializer_range": "initial weights", "other": "other"}
+
+
+def test_the_search_for_the_recipe_of_the_suite():
+    rows = pd.read_csv(RESULTS / "suite_search" / "results.csv").fillna({"other": ""})
+    rows = rows[rows["task"] == "copy"].assign(percent=lambda x: 100 * x["trained"])
+    assert not rows.duplicated([*SEARCHED, "encoding"]).any()
+    cells = rows.pivot(columns="encoding", index=[*SEARCHED], values="percent")
+    lines = [[*SEARCHED.values(), *NAMES.values()]]
+    for settings, found in cells[[*NAMES]].iterrows():
+        lines.append([*settings, *("-" if pd.isna(x) else f"{x:.1f}" for x in found)])
+    assert markdown_table(lines) in (RESULTS / "suite_search" / "table.md").read_text()
+
+
+MEASURES = {"extended": ("perplexity", 1, 2), "keys": ("accuracy", 100, 1)}
+MEASURES["needle"] = MEASURES["keys"]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_rope_read_beyond_its_trained_length(name):
+    """The whole table, and its part on the page: at four and eight times the trained length."""
+    measure, scale, digits = MEASURES[name]
+    rows = pd.read_csv(RESULTS / "extended" / f"{name}.csv")
+    _, _, text = page("context_extension").partition("| keys 4x, % |")
+    lines = re.findall(r"^\| (\S+) \| (.*) \|$", text.partition("\n\n")[0], re.MULTILINE)
+    of_page = {label: line.split(" | ") for label, line in lines}
+    lengths = (64, 128, 256, 512) if name == "extended" else (128, 256, 512, 1024)
+    for model, own in rows.groupby("model", sort=False):
+        at = own.set_index("length")[measure]
+        cells = [f"{scale * at[n]:.{digits}f}" for n in lengths]
+        part = " | ".join(cells[-2:])
+        if measure == "accuracy":
+            own = own.rename(columns={measure: "value"}).assign(measure=measure)
+            most = int(effective_length(own))
+            cells.append(f">= {most:,}" if most == lengths[-1] else f"{most:,}" if most else "-")
+        whole = f"| {' | '.join([model, *cells])} |\n"
+        assert whole in (RESULTS / "extended" / "table.md").read_text()
+        base, _, method = model.partition(" ")
+        plain = "base" if "rope" in base else f"`peft={base.split('_')[1]}`"
+        cells = of_page[f"`{method.split()[0]}`" if method else plain]
+        place = 2 * [*MEASURES].index(name)
+        assert " | ".join(cells[place : place + 2]) == part
