@@ -1,6 +1,7 @@
 """What the speed of encodings is measured with and written down as; never how fast they are."""
 
 import math
+import re
 import shlex
 from itertools import product
 from pathlib import Path
@@ -178,6 +179,14 @@ def test_a_killed_run_is_continued(speed, monkeypatch, undrawn):
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
 
 
+TABLE_4 = {
+    "rope": ("RoPE", 0.208),
+    "tape": ("TAPE", 0.256),
+    "tape, eager": ("TAPE, not fused", 0.563),
+}
+TABLE_4 |= {"fire": ("FIRE", 0.556), "t5": ("T5 bias", 0.690)}  # milliseconds in the paper
+
+
 def documented(name, load):
     """The results of each comparison of committed rows, and the ratios of times to rope's."""
     rows = bench.read(ROOT / "docs" / "results" / name / "rounds.csv")
@@ -200,3 +209,16 @@ def test_the_documented_times_follow_from_their_rows():
     decoding = [*documented("decode", Load("decoding", "small", "sdpa", 1, 256))]
     lines = [[title.removeprefix("decode, decoding, sdpa, "), *x[1:]] for title, _, x in decoding]
     assert markdown_table([["time / rope", *decoding[0][1].method[1:]], *lines]) in page
+    (_, fused, ratios), (_, eager, _) = documented(
+        "layer", Load("forward", "base", "sdpa", 1, 1024)
+    )
+    times = dict(zip(fused.method, fused.milliseconds, strict=True))
+    times["tape, eager"] = dict(zip(eager.method, eager.milliseconds, strict=True))["tape"]
+    for method, (name, milliseconds) in TABLE_4.items():
+        paper = [name, f"{milliseconds:.3f}", f"{milliseconds / TABLE_4['rope'][1]:.2f}"]
+        here = [f"{times[method]:.3g}", f"{times[method] / times['rope']:.2f}"]
+        line = [*paper, *here, "eager" if "eager" in method else "sdpa"]
+        assert f"| {' | '.join(line)} |\n" in page
+    ratio, *ends = re.findall(r"[\d.]+", ratios[1])
+    text = f"TAPE takes {ratio} times RoPE's time (quartiles {' to '.join(ends)})"
+    assert text in " ".join(page.split())
