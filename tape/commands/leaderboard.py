@@ -39,7 +39,8 @@ from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 DOCS = parsers.ROOT / "docs"
 RESULTS = DOCS / "results"
 PAGE = Path(__file__).with_name("leaderboard.md")
-FRONT = ("text 4x", "pass keys", "addition", "flip_flop (16)")  # the first ranks all
+# Of the front page; rows are sorted by the first column, and those in its picture have it.
+FRONT = ("text 4x", "pass keys", "addition", "flip_flop (16)")
 MARKS = {"best": "**{}**", "near": "<u>{}</u>", "": "{}"}
 ROUNDS, MODELS = "rounds", "models"  # what a source has, if not an evaluation of runs
 
@@ -261,16 +262,15 @@ def tables(found: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
 
 
 def sources(found: Mapping[Column, pd.DataFrame]) -> str:
-    """Returns a table of what fills the columns, a line for those that are alike."""
+    """Returns a table of what fills the columns that have values, a line for those alike."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    for column, cells in found.items():
-        source, runs = column.source, [*dict.fromkeys(cells["runs"].agg(["min", "max"]))]
-        seeds = " to ".join(f"{n:g}" for n in runs) if len(cells) else "-"
+    for column, cells in ((column, cells) for column, cells in found.items() if len(cells)):
+        source, runs = column.source, dict.fromkeys(cells["runs"].agg(["min", "max"]))
+        seeds = " to ".join(f"{n:g}" for n in runs)
         folders = dict.fromkeys(pattern.partition("/")[0] for pattern in source.rows)
         rows = ", ".join(f"[{folder}](results/{folder})" for folder in folders)
         without = ", ".join(name for name in ENCODINGS if name not in cells.index)
-        line = column.middle, column.best or "-", seeds, rows, f"`{source.command}`"
-        line += (without if len(cells) else "all",)
+        line = column.middle, column.best or "-", seeds, rows, f"`{source.command}`", without
         alike.setdefault(line, []).append(column.title)
     lines = [("; ".join(titles), *line) for line, titles in alike.items()]
     head = ["column", "value", "best", "runs", "rows", "command", "without rows"]
@@ -323,7 +323,8 @@ def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str
     write_text(out / "leaderboard.csv", lines)
     drawn = {x: rows for x, rows in values.items() if x.part != COST and rows["learned"].any()}
     write_figure(draw(drawn, names), out / "leaderboard", ["png"])
-    front = {x: rows for x, rows in drawn.items() if x.title.startswith(FRONT)}
+    front = {x: rows[rows["encoding"].isin(order.index)] for x, rows in drawn.items()}
+    front = {x: rows for x, rows in front.items() if x.title.startswith(FRONT)}
     write_figure(draw(front, names), out / "seeds", ["png"])
     return text, missing
 
