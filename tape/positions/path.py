@@ -66,13 +66,23 @@ def within(q: Tensor, k: Tensor, text: Chunks, onward: bool) -> tuple[Tensor, Te
     return torch.cat(columns, dim=-1)[..., :T, :T], rows[..., :T, :] if onward else None
 
 
-def before(rows: Tensor, text: Chunks, length: int) -> Tensor:
-    """Returns rows' H_last .. H_(j+1) k_j for all `length` keys of a text before the rows."""
-    columns = []
-    for b in reversed(range(text.w.shape[3])):
-        columns.insert(0, rows @ text.keys[..., b, :, :].mT)
-        rows = rows @ text.whole[..., b, :, :]
-    return torch.cat(columns, dim=-1)[..., :length]
+def before(rows: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """Returns rows' H_last .. H_(j+1) k_j for all keys (B, K, S, D) of a text before the rows
+    (B, K, G, T, D). Each chunk takes c W off the rows, for the c of a triangular system."""
+    length = k.shape[2]
+    k, w, beta = (in_chunks(x)[:, :, None] for x in (k, w, beta))
+    maps = (w @ w.mT).tril(-1) * beta.mT
+    every = []
+    for b in reversed(range(w.shape[3])):
+        along = rows @ w[..., b, :, :].mT * beta[..., b, :, :].mT
+        c = torch.linalg.solve_triangular(
+            maps[..., b, :, :], along, upper=False, left=False, unitriangular=True
+        )
+        every.insert(0, (rows, c))
+        rows = rows - c @ w[..., b, :, :]
+    rows, c = (torch.stack(x, dim=3) for x in zip(*every, strict=True))
+    scores = rows @ k.mT - c @ (w @ k.mT).tril(-1)  # (B, K, G, n, T, L)
+    return scores.transpose(3, 4).flatten(4)[..., :length]
 
 
 class PathScores(PairBias):
@@ -89,14 +99,15 @@ class PathScores(PairBias):
         (T, D), (K, S) = q_BHTD.shape[2:], k_BKSD.shape[1:3]
         q, k = q_BHTD.unflatten(1, (K, -1)) * D**-0.5, k_BKSD
         w, beta = self.maps.to(q.dtype).split((D, 1), dim=-1)
-        w = F.normalize(w, dim=-1)  # rounding in the extras would let products grow
+        if self.maps.element_size() < 4:  # rounding would let products grow
+            w = F.normalize(w, dim=-1)
         if T == S:
             scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
             return scores.flatten(1, 2)
         new = [x.index_select(2, self.slots) for x in (k, w, beta)]
         near, rows = within(q, new[0], Chunks.of(*new), onward=True)
         past = torch.arange(S, device=q.device)[:, None] < self.slots[0]
-        far = before(rows, Chunks.of(k, w, beta * past), S)
+        far = before(rows, k, w, beta * past)
         return far.index_copy(-1, self.slots, near).flatten(1, 2)
 
 
