@@ -95,13 +95,13 @@ def parameters(name: str) -> int:
 
 
 MINE = "tape sweep sweep={} 'vary.position=[mine]'"
-SPEED = "tape speed --shape small --backends sdpa --case"
+SPEED = "tape speed --shape small --backends sdpa --methods rope tape --case"
 SCRIPT = 'TYPES="mine rope" bash script/{}.sh'
 # Without RoPE at another rate than TAPE's on bigrams, and without the authors' fault in addition.
 PAIRS = ("bigrams/bigrams_[afn]*", "bigrams/bigrams_low_*", "contextual/contextual_[rt]*")
 SUMS = ("addition/add_a[dl]*", "addition/add_fire*", "addition/add_[nrt]*", "addition/add_xpos*")
 STEPS = {"comparison": "train_step, training, sdpa, 256 tokens"}
-TOKENS = {"comparison": "decode, decoding, sdpa, 2,048 tokens, 1 at a time"}
+TOKENS = {"comparison": "decode, decoding, sdpa, 2,048 tokens"}
 
 LOCAL = {"data": "local (validation)"}
 TEXT = Source("perplexity", ("text/*",), SCRIPT.format("compare"), LOCAL)
@@ -109,7 +109,9 @@ BIGRAMS = Source("perplexity", PAIRS, MINE.format("bigrams"), {"data": "bigrams 
 KEYS = Source("passkey", ("passkey/*",), MINE.format("passkey"))
 ADDITION = Source("arithmetic", SUMS, MINE.format("addition"))
 TRAINING = Source(ROUNDS, ("train_step/*",), f"{SPEED} train_step", STEPS)
-DECODING = Source(ROUNDS, ("decode/*",), f"{SPEED} decode --work decoding", TOKENS)
+DECODING = Source(
+    ROUNDS, ("decode_all/*",), f"{SPEED} decode --work decoding --lengths 2048 --new 64", TOKENS
+)
 SHAPE = Source(MODELS, (), "tape leaderboard")
 
 LANGUAGE, SYNTHETIC, COST = "Text, bigrams, pass keys, addition", "Synthetic tasks", "Cost"
