@@ -279,7 +279,7 @@ def test_rows_in_a_notebook_are_those_of_the_table(tmp_path, monkeypatch, capsys
 
 CONTRASTS = {"suite": "flip_flop:fox:rope counting:fox:rope add:nope:rope add:fire:rope"}
 CONTRASTS["suite"] += " 'copy:tape sampler=subset:randpe' copy:tape:rope"
-CONTRASTS["tasks"] = "flip_flop:fox:rope counting:fox:rope"
+CONTRASTS["tasks"] = CONTRASTS["suite"]
 CONTRASTS["needle_long"] = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
 
 
