@@ -67,12 +67,12 @@ def test_pass_keys_of_each_seed():
 
 def test_steps_to_the_criterion():
     saved = json.loads((RESULTS / "tasks" / "settings.json").read_text())["runs"]
-    for line in re.findall(
-        r"^\| `(\w+)` \| (.*) \|$", page("suite").partition("## Results")[0], re.MULTILINE
-    ):
-        if len(cells := line[1].split(" | ")) == len(NAMES):
-            runs = (saved[f"suite_{line[0]}_{name}_0"]["asked"]["synthetic"] for name in NAMES)
-            assert cells == [str(run["criterion_step"] or "no") for run in runs]
+    _, _, text = page("suite").partition("| task | RoPE | NoPE | ALiBi | FIRE |")
+    lines = re.findall(r"^\| `(\w+)` \| (.*) \|$", text.partition("\n\n")[0], re.MULTILINE)
+    assert len(lines) == 8
+    for task, line in lines:
+        runs = (saved[f"suite_{task}_{name}_0"]["asked"]["synthetic"] for name in NAMES)
+        assert line.split(" | ") == [str(run["criterion_step"] or "no") for run in runs]
 
 
 SEARCHED = {"length": "letters", "max_steps": "steps", "layers": "layers", "batch": "batch"}

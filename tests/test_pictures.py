@@ -84,7 +84,9 @@ def test_every_picture_can_be_drawn_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("draw", "shown"), MAKERS, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("draw", "shown"), MAKERS, ids=[next(iter(shown.values())) for _, shown in MAKERS]
+)
 def test_pictures_are_those_of_the_results(draw, shown, tmp_path, monkeypatch):
     def savefig(figure, file, **how):  # those of other tests are small
         if how["format"] == "png":

@@ -264,9 +264,9 @@ def tables(found: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
 
 
 def sources(found: Mapping[Column, pd.DataFrame]) -> str:
-    """Returns a table of what fills the columns that have values, a line for those alike."""
+    """Returns a table of what fills the columns, a line for those that are alike."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    for column, cells in ((column, cells) for column, cells in found.items() if len(cells)):
+    for column, cells in found.items():
         source, runs = column.source, dict.fromkeys(cells["runs"].agg(["min", "max"]))
         seeds = " to ".join(f"{n:g}" for n in runs)
         folders = dict.fromkeys(pattern.partition("/")[0] for pattern in source.rows)
@@ -318,15 +318,16 @@ def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str
     order = next(cells["value"] for x, cells in found.items() if x.title.startswith(FRONT))
     names.sort(key=lambda name: order.get(name, np.inf))
     text = tables(found, names)
-    page = PAGE.read_text(encoding="utf-8").format(tables=text, columns=sources(found))
+    filled = {x: cells for x, cells in found.items() if len(cells)}
+    page = PAGE.read_text(encoding="utf-8").format(tables=text, columns=sources(filled))
     write_text(out / "leaderboard.md", page)
     lines = pd.concat({x.title: each.drop(columns="text") for x, each in found.items()})
     lines = lines.rename_axis(["column", "encoding"]).to_csv(float_format="%.7g")
     write_text(out / "leaderboard.csv", lines)
     drawn = {x: rows for x, rows in values.items() if x.part != COST and rows["learned"].any()}
     write_figure(draw(drawn, names), out / "leaderboard", ["png"])
-    front = {x: rows[rows["encoding"].isin(order.index)] for x, rows in drawn.items()}
-    front = {x: rows for x, rows in front.items() if x.title.startswith(FRONT)}
+    front = {x: rows for x, rows in drawn.items() if x.title.startswith(FRONT)}
+    front = {x: rows[rows["encoding"].isin(order.index)] for x, rows in front.items()}
     write_figure(draw(front, names), out / "seeds", ["png"])
     return text, missing
 
