@@ -43,6 +43,16 @@ def read(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
+def origins(folder: Path) -> list[dict[str, Any]]:
+    """Returns the different commits, machines and versions among the processes that produced the
+    results in a folder, oldest first."""
+    found = []
+    for process in read(folder):
+        kept = {key: process.get(key) for key in ("commit", "machine", "versions")}
+        found += [kept] * (kept not in found)
+    return found
+
+
 def fingerprint(model: "nn.Module") -> str:
     """Returns a hash of the code that computes a model: of the modules of this package that define
     its parts, and of those that they use.

@@ -8,6 +8,7 @@ import pytest
 from results import add_grid, make_run
 
 from tape.files import write_text
+from tape.provenance import commit, machine, record, versions
 from tape.results.compare import compare, main, read
 from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
@@ -52,12 +53,17 @@ def test_evaluations_of_a_changed_model_are_rows_of_their_own(name, value, runs,
 
 
 def test_saved_results_are_the_runs_in_them(runs, tmp_path):
-    """Alone, in part, and beside other runs."""
+    """Alone, in part, and beside other runs, with what they were made with."""
+    for _ in range(2):
+        record(runs[0])  # resumed: the same once
     text, _ = compare(runs, tmp_path / "a", "grid", baseline="rope")
     row = ",0,arithmetic,accuracy,1,2,0.2,10,share\n"  # add_tape_0: 1 and 2 digits are integers
     assert row in (tmp_path / "a" / "results.csv").read_text()
     again, _ = compare([tmp_path / "a"], tmp_path / "b", baseline="rope")
     assert again == text and "| tape | accuracy, beyond | +" in text
+    made = json.loads((tmp_path / "b/settings.json").read_text())["runs"]["add_tape_0"]
+    (origin,) = made["origin"]
+    assert origin == {"commit": commit(), "machine": machine(), "versions": versions()}
     for name in ("results.csv", "settings.json", "heatmaps.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     compare(runs[:3], tmp_path / "part", "grid")

@@ -18,6 +18,7 @@ from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import reading, write_text
+from tape.provenance import origins
 from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, labels_of
 from tape.results.runs import Run, end, missing_note, read_all, settings_of, write_runs
 from tape.runs.folder import TRAINED, read_configuration
@@ -57,7 +58,8 @@ def read_finished(folder: Path, name: str) -> Run:
     if not rows:
         why = f"no validation loss at its last step, {last}"
         raise ValueError(f"{folder} has {why}: trainer.eval_steps must divide trainer.max_steps")
-    return Run(folder, seed, settings, rows=pd.DataFrame(rows[:1]).assign(evaluation="training"))
+    table = pd.DataFrame(rows[:1]).assign(evaluation="training")
+    return Run(folder, seed, settings, rows=table, origin=origins(folder))
 
 
 def choices(runs: Sequence[Run]) -> Choices:

@@ -3,7 +3,8 @@
 results.csv has a row per run, measure and condition. Its columns: run, encoding, settings (a hash
 of all settings but the seed), seed, evaluation, measure, one column per condition (empty where it
 does not apply), value, n (the number of observations that the value is the mean of) and unit.
-settings.json beside it holds how runs were trained and evaluated.
+settings.json beside it holds how runs were trained and evaluated, and at which commits, on which
+machines and with which versions of the libraries.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from tape.evaluation.view import View
 from tape.files import read_object, reading, write_text
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import WEIGHTS, fingerprint
+from tape.provenance import origins
 from tape.runs.folder import TRAINED, influential, read_configuration
 from tape.runs.metrics import metric_rows
 from tape.validation import check_name
@@ -54,6 +56,7 @@ class Run:
         settings: flat; without the seed, nulls, and settings without influence on the weights.
         asked: by evaluation, the settings of that evaluation.
         rows: columns `evaluation`, `measure`, conditions and FOUND.
+        origin: `tape.provenance.origins`; empty if unknown.
     """
 
     folder: Path
@@ -61,6 +64,7 @@ class Run:
     settings: dict[str, Any]
     asked: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+    origin: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -156,7 +160,7 @@ def read_run(folder: Path, name: str | None) -> Run:
             tables["perplexity"] = pd.concat([tables["perplexity"], pd.DataFrame(gain)])
     rows = [each.assign(evaluation=kind) for kind, each in tables.items()]
     rows = pd.concat(rows, ignore_index=True).astype({"value": float, "n": float})
-    return Run(folder, seed, settings, asked, rows)
+    return Run(folder, seed, settings, asked, rows, origins(folder))
 
 
 def ngram_rows(folder: Path) -> list[dict[str, Any]]:
@@ -194,8 +198,8 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     lines = []
     for run, name in zip(runs, _names(runs), strict=True):
         own = {key: value for key, value in run.settings.items() if key not in common}
-        described = _json({"seed": run.seed, "settings": own, "asked": run.asked})
-        lines.append(f"  {json.dumps(name)}: {described}")
+        described = {"seed": run.seed, "settings": own, "asked": run.asked, "origin": run.origin}
+        lines.append(f"  {json.dumps(name)}: {_json(described)}")
     each = ",\n".join(lines)
     text = f'{{\n "common": {_json(common)},\n "runs": {{\n{each}\n }}\n}}\n'
     write_text(folder / SETTINGS, text)
@@ -217,7 +221,13 @@ def read_saved(folder: Path) -> list[Run]:
     content, path = read_object(folder / SETTINGS), folder / RESULTS
     with reading(folder / SETTINGS):
         runs = {
-            name: Run(folder / name, x["seed"], content["common"] | x["settings"], dict(x["asked"]))
+            name: Run(
+                folder / name,
+                x["seed"],
+                content["common"] | x["settings"],
+                dict(x["asked"]),
+                origin=x.get("origin", []),
+            )
             for name, x in content["runs"].items()
         }
     if not path.read_bytes().endswith(b"\n"):
