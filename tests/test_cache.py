@@ -94,6 +94,16 @@ def test_the_decoder_makes_one():
         assert type(model(prompt, use_cache=True).past_key_values) is DynamicCache
 
 
+def test_replicas_of_a_model_give_one():
+    """torch's DataParallel makes it of the layers of theirs."""
+    model, prompt = make_model("tape"), random_tokens(2, 6)
+    parts = [model(row[None, :5], use_cache=True).past_key_values for row in prompt]
+    layers = ([*zip(*layer, strict=True)] for layer in zip(*parts, strict=True))
+    layers = [map(torch.cat, each[:2]) for each in layers]  # keys and values, without a window
+    found = model(prompt[:, 5:], past_key_values=type(parts[0])(layers)).logits
+    torch.testing.assert_close(found, model(prompt).logits[:, 5:])
+
+
 def test_generation_stops_at_a_string():
     """transformers hands the tokenizer of `stop_strings` on to the model."""
     tokenizer = byte_tokenizer()

@@ -4,9 +4,12 @@ The reference of the plain forward pass is the loops of references.py; that of a
 forward pass of the same model on one sequence.
 """
 
+from copy import deepcopy
+
 import pytest
 import references
 import torch
+import torch.nn.functional as F
 from accelerate import cpu_offload, dispatch_model
 from cases import GENERATIONS, Case, check
 from conftest import (
@@ -165,7 +168,8 @@ def test_masks_with_gaps(position):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "position", ["path", "path_gate", "wall", "extended", "stick_breaking", "mixed_read"]
+    "position",
+    ["path", "path_gate", "wall", "extended", "stick_breaking", "mixed_read", "fox", "grape_ap"],
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_scores_that_are_not_defined_for_later_tokens_are_refused(position, training):
@@ -190,11 +194,14 @@ def test_masks_of_other_shapes_are_refused():
             model(tokens[:, 4:], attention_mask=wide[:, -5:], past_key_values=cache)
     with pytest.raises(ValueError, match="covers 10 tokens"):
         model(tokens, attention_mask=torch.ones(2, 10, dtype=torch.long))
-    for shape in ((2, 1, 9, 10), (2, 1, 8, 9), (2, 4, 9, 9), (3, 1, 9, 9), (9,), (2, 9, 9)):
+    for shape in ((2, 1, 9, 10), (2, 1, 8, 9), (2, 4, 9, 9), (3, 1, 9, 9), (9,), (2, 9, 9), (3, 9)):
         with pytest.raises(ValueError, match=r"shape .* allowed: \((B, S|2, 9)\).* or \("):
             model(tokens, attention_mask=torch.ones(shape, dtype=torch.bool))
     with pytest.raises(ValueError, match="must be boolean"):
         model(tokens, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.long))
+    row = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1]])
+    one, both = (model(tokens, attention_mask=mask).logits for mask in (row, row.expand(2, -1)))
+    assert torch.equal(one, both)
 
 
 @torch.no_grad()
@@ -207,6 +214,32 @@ def test_saved_and_reloaded(position, tmp_path):
     for name in ("position", *all_options(position)):
         assert getattr(reloaded.config, name) == getattr(model.config, name)
     assert torch.equal(reloaded(tokens).logits, model(tokens).logits)
+
+
+class IntegerLinear(torch.nn.Module):
+    """A linear map with weights of 8 bits, as bitsandbytes puts them in place of others."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale, self.bias = linear.weight.abs().max() / 127, linear.bias
+        weight = (linear.weight / self.scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        linear.weight.copy_(weight * self.scale)
+
+    def forward(self, x):
+        return F.linear(x, (self.weight * self.scale).to(x.dtype), self.bias)
+
+
+@torch.no_grad()
+@in_modes
+def test_with_weights_of_integers(position):
+    model, tokens = make_model(position), random_tokens(2, LENGTH)
+    other = deepcopy(model)
+    for name, linear in other.named_modules():
+        if isinstance(linear, torch.nn.Linear):
+            other.set_submodule(name, IntegerLinear(model.get_submodule(name)))
+    pieces = in_pieces(other, tokens, [9, 1, 5], make_cache(other, "growing"))
+    torch.testing.assert_close(pieces, model(tokens).logits, **EXACT)
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
@@ -225,6 +258,25 @@ def test_checkpointed(position, kernel, reentrant):
     torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)
     assert found[0].keys() == dict(model.named_parameters()).keys()
     assert all(gradient.abs().max() > 0 for gradient in found[0].values())
+
+
+@in_modes
+@pytest.mark.parametrize("trained", ["", "v_proj"], ids=["all", "values"])
+def test_gradients_through_padding_are_slopes(position, trained):
+    """The label of a row's first token is predicted from the padding before it, which sees nothing.
+    torch takes other kernels if no score has a gradient."""
+    model = make_model(position, dtype=torch.float64)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained in name)
+    tokens, mask = left_padded()
+    inputs = {"labels": tokens.masked_fill(mask == 0, -100), "attention_mask": mask}
+    weight, losses = model.model.layers[0].self_attn.v_proj.weight, []
+    model(tokens, **inputs).loss.backward()
+    slope, step = weight.grad.norm(), 1e-6
+    for steps in (1, -2):
+        weight.data += steps * step * weight.grad / slope
+        losses.append(model(tokens, **inputs).loss)
+    assert torch.isclose((losses[0] - losses[1]) / (2 * step), slope, rtol=1e-4)
 
 
 def relative_error(logits, exact):

@@ -179,6 +179,17 @@ def test_packed_documents_are_refused_where_indices_may_repeat(position):
         model(random_tokens(1, 9), position_ids=COUNTED * 1.0)
 
 
+@pytest.mark.parametrize("position", ["rope", "learned", "nope"])
+def test_position_ids_of_other_shapes_are_refused(position):
+    model, tokens, ids = make_model(position).train(), random_tokens(2, 9), torch.arange(9)[None]
+    for wrong in (ids[0], ids[:, :1], ids[:, :8], torch.arange(10)[None], ids.expand(3, -1)):
+        with pytest.raises(ValueError, match=r"shape .*: allowed: \(2, 9\) or \(1, 9\)"):
+            model(tokens, position_ids=wrong)
+    expected = model(tokens, position_ids=ids).logits
+    for kind in (torch.uint8, torch.int16):
+        assert torch.equal(model(tokens, position_ids=ids.to(kind)).logits, expected)
+
+
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 def test_what_a_4d_mask_hides_does_not_depend_on_its_values(kernel):
     """The smallest number of each dtype, and what else stands for minus infinity in practice."""

@@ -3,6 +3,8 @@
 transformers' cache copies all keys and values of every layer for each decoded token.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -138,7 +140,13 @@ class GrowingLayer(DynamicLayer):
 
 
 class GrowingCache(DynamicCache):
-    """Default cache of the decoder and of `generate`."""
+    """Default cache of the decoder and of `generate`.
 
-    def __init__(self) -> None:
+    Args:
+        layers: keys and values of each, as torch.nn.DataParallel gives those of all its replicas.
+    """
+
+    def __init__(self, layers: Iterable[tuple[Tensor, ...]] = ()) -> None:
         Cache.__init__(self, layer_class_to_replicate=GrowingLayer)
+        for layer_idx, (keys, values, *_) in enumerate(layers):
+            self.update(keys, values, layer_idx)

@@ -172,8 +172,8 @@ def read_mask(
         return None
     (B, T), now = x_BTC.shape[:2], x_BTC.shape[1] > 1 and not training
     S = T if cache is None else sum(cache.get_mask_sizes(T, 0))  # all of a static cache
-    of_pairs = mask.ndim == 4 and mask.shape[0] in (1, B) and mask.shape[1:] == (1, T, S)
-    if mask.ndim != 2 and not of_pairs:
+    of_pairs = mask.ndim == 4 and mask.shape[1:] == (1, T, S)
+    if len(mask) not in (1, B) or not (mask.ndim == 2 or of_pairs):
         raise ValueError(
             f"attention_mask of shape {tuple(mask.shape)}: allowed: ({B}, {S}), 0 at padding, "
             f"or ({B}, 1, {T}, {S})"
@@ -212,7 +212,7 @@ def read_mask(
             "such as several documents per row, give one of (B, 1, T, S)",
             now=now,
         )
-    return mask.to(x_BTC.device, torch.bool)
+    return mask.to(x_BTC.device, torch.bool).expand(B, -1)
 
 
 def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:

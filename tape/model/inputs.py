@@ -160,11 +160,19 @@ def _coordinates(
     """Returns the coordinates of the tokens, one draw for all layers, and what the cache has to
     keep of their indices. `index` (B, T) is within documents; None without any."""
     position, ids, cached = model.position, call.position_ids, None
-    if ids is not None and ids.is_floating_point():
-        raise ValueError(
-            f"position_ids of {ids.dtype}: allowed: integers; to interpolate positions, give the "
-            'encoding a scaling, as in position={"name": "rope", "scaling": ...}'
-        )
+    if ids is not None:
+        if ids.is_floating_point():
+            raise ValueError(
+                f"position_ids of {ids.dtype}: allowed: integers; to interpolate positions, give "
+                'the encoding a scaling, as in position={"name": "rope", "scaling": ...}'
+            )
+        B, T = batch.x_BTC.shape[:2]
+        if ids.shape not in ((1, T), (B, T)):
+            raise ValueError(
+                f"position_ids of shape {tuple(ids.shape)}: allowed: ({B}, {T}) or (1, {T}), one "
+                "for each new token"
+            )
+        ids = ids.long()
     if ids is not None and ids.shape[1] > 1 and not position.ordered and batch.mask is None:
         indices.refuse_restarts(ids)
     if position.reads:

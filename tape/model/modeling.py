@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -255,3 +256,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+# transformers' Trainer shifts the labels of these models when it smooths them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TapeConfig.model_type] = TapeForCausalLM.__name__

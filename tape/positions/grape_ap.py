@@ -82,6 +82,7 @@ class GrapeAP(ALiBi):
     ALiBi with slopes times ln 2; if products depend on t alone, it is FoX."""
 
     backends = DENSE_BACKENDS
+    causal = True
 
     width: int = 8  # of p
 

@@ -19,15 +19,19 @@ def distances(positions: "Positions") -> Tensor:
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
 
 
-def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Applies a mask, boolean (True attends) or additive, that broadcasts to the scores."""
+def masked(scores: Tensor, mask: Tensor | None, hidden: float | None = None) -> Tensor:
+    """Applies a mask, boolean (True attends) or additive, that broadcasts to the scores.
+
+    Hidden scores become `hidden`, by default the dtype's minimum, with which softmax over a query
+    that sees nothing (padding) is uniform."""
     if mask is None:
         return scores
     lowest = torch.finfo(scores.dtype).min
+    hidden = lowest if hidden is None else hidden
     if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, lowest)
+        return scores.masked_fill(~mask, hidden)
     # A sum would be -inf for two minima (NaN if in a whole row) and inf for an infinite score.
-    return torch.where(mask > lowest / 2, scores + mask, lowest)
+    return torch.where(mask > lowest / 2, scores + mask, hidden)
 
 
 def lookup(x: Tensor) -> Callable[..., Tensor]:
@@ -60,11 +64,14 @@ class ScoreBias:
         raise NotImplementedError
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
-        """Returns `dense` with a mask applied; `causal` stands for a causal mask."""
+        """Returns `dense` with a mask applied for torch's fused kernels; `causal` stands for a
+        causal mask."""
         term = self.dense(dtype)
         if causal:
             mask = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
-        return masked(term, mask)
+        # A query that sees nothing gets 0, as with a mask alone. In torch 2.13 a row of finite
+        # minima would have wrong gradients.
+        return masked(term, mask, -torch.inf)
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         """The bias as a FlexAttention score_mod in `dtype`; reads `dense` unless overridden.

@@ -111,10 +111,17 @@ class TapeLayer(RotaryLayer):
             average = attended_e.to(state.dtype).flatten(2)
             state = add_product(state, self.mix(state.dtype), average)
         if self.feed_forward:
-            gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).to(state.dtype)
+            gate = self._gates(mlp_out).to(state.dtype)
             up = torch.bmm(self.up(state.dtype).expand(len(state), -1, -1), state)
             state = add_product(state, self.down(state.dtype), gate.mT * up)
         return state
+
+    def _gates(self, mlp_out: Tensor) -> Tensor:
+        """Returns SiLU(W_x m), (B, T, I)."""
+        dtype = self.gate.weight.dtype
+        if dtype.is_floating_point:  # quantized weights take numbers of any dtype
+            mlp_out = mlp_out.to(dtype)
+        return F.silu(self.gate(mlp_out))
 
     def _arrange(self, e_BHT2F: Tensor, mixed: int) -> Tensor:
         tokens = e_BHT2F.shape[0] * e_BHT2F.shape[2]
@@ -123,7 +130,7 @@ class TapeLayer(RotaryLayer):
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
         """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
         W1, W2 = self.up(state.dtype), self.down(state.dtype)
-        gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
+        gate = self._gates(mlp_out).flatten(0, 1).to(state.dtype)
         if self.tensorial:
             # One small matrix per token, W2 diag(gate) W1: I M^2 + M^2 N multiply-adds with M heads
             # and I = width; applying W1 and W2 in turn costs 2 I M N.
