@@ -57,6 +57,7 @@ def add_passkeys(place, trained, right, weights="-"):
 def add_perplexity(place, losses, weights="f" * 16, windows=1, **asked):
     """An evaluation with a loss by length, the same at all positions."""
     about = {"model": "run", "model_hash": weights[:16], "data": "d", "data_hash": "d"}
+    about |= {"extend": ""}
     about |= {"convention": "paper", "stride": 4, "batch_size": "", "dtype": "float32"} | asked
     batches = {
         length: [binned([*range(1, length)] * windows, [loss] * (length - 1) * windows)]

@@ -117,6 +117,43 @@ def test_the_context_gain_and_ngram_models_of_the_report(runs, tmp_path):
     assert "bigram" in [line.get_label() for line in again.lines]
 
 
+def test_a_continuation_is_left_out_until_it_ends(runs, tmp_path):
+    text, _ = compare(runs, tmp_path / "out", "compare")
+    for run in runs:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 7, "loss": 1, "tokens_per_second": 9, "peak_memory_gib": 9}\n')
+            file.write('{"step": 8, "eval_loss": 0.1}\n')
+    assert compare(runs, tmp_path / "again", "compare")[0] == text
+    for name in ("results.csv", "settings.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_an_extended_model_is_a_row_of_its_own(runs, tmp_path):
+    for run in runs[:3]:
+        (place := run / "compared").mkdir()
+        add_perplexity(place, {8: 1.0, 16: 2.0, 32: 3.0}, windows=100, extend="linear 8")
+    both = [run / name for run in runs[:3] for name in ("compare", "compared")]
+    compare(both, tmp_path / "out")
+    for folders in (both, [tmp_path / "out"]):
+        assert {*read(folders).labels} == {"rope", "rope extend=linear 8"}
+
+
+def test_losses_by_position_are_those_of_the_measurement(runs):
+    """Those of weights that the run had before remain in their file."""
+    place = runs[0] / "compare"
+    (place / "perplexity.csv").unlink()
+    add_perplexity(place, {8: 2.0, 16: 2.0, 32: 2.0}, weights="e" * 16, windows=100)
+    found = read_evaluation(place).rows
+    assert {*found["value"]} == {2.0} and found["first"].notna().any()
+    (place / "perplexity.csv").unlink()
+    write(place / "perplexity.csv", dict.fromkeys(ABOUT, "other"), {8: [binned([1], [1.0])]})
+    by_position = place / "perplexity_by_position.csv"
+    kept = [x for x in by_position.read_text().splitlines(True) if not x.startswith("other")]
+    by_position.write_text("".join(kept))
+    with pytest.raises(ValueError, match="not of the measurement in"):
+        read_evaluation(place)
+
+
 @pytest.mark.parametrize("tokens", [900, 9_000])
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_context_gain_needs_many_windows(tmp_path, convention, tokens):

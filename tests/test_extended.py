@@ -168,7 +168,8 @@ def measured(folder, data, *given):
     arguments = parsers.perplexity([*map(str, words)])
     perplexity.run(arguments)
     rows = read_table(arguments.out, perplexity.COLUMNS)[-2:]
-    return rows[0]["model"], [float(row["perplexity"]) for row in rows], arguments.out.name
+    name = f"{rows[0]['model']} {rows[0]['extend']}".strip()
+    return name, [float(row["perplexity"]) for row in rows], arguments.out.name
 
 
 @pytest.mark.usefixtures("undrawn")

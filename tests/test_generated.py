@@ -2,7 +2,9 @@
 
 import doctest
 import shutil
+import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import hydra
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from commands import ROOT, run_command
 from conftest import composed
 from test_training import report_of
-from trained import assert_same_weights, losses, weights
+from trained import assert_same_weights, losses, told_to_stop, weights
 from transformers import AutoTokenizer
 
 from arithmetic.problems import Problems
@@ -27,6 +29,7 @@ from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.problems import TASKS, Synthetic
 from tape.tasks.synthetic.suite import contrast, draw, predicted, rows_of, suite
 from tape.training import callbacks
+from tape.training.callbacks import Stopped
 
 STEPS = """trainer.max_steps=8 trainer.save_steps=4 trainer.eval_steps=4 trainer.logging_steps=1
     trainer.warmup_steps=0 trainer.per_device_train_batch_size=16 eval_blocks=8"""
@@ -176,9 +179,24 @@ def test_a_run_ends_soon_after_its_criterion(evaluated, tmp_path):
     (parts / "model.safetensors").unlink()
     for each in (folder, parts):
         start(each, "synthetic", "seed=0")
+    # Stopped where it reached the criterion, before that validation, and killed soon after it.
+    stopped = tmp_path / "stopped"
+    for n, how, told in ((step, signal.SIGTERM, Stopped), (step + 1, SystemExit(), SystemExit)):
+        with told_to_stop(n, how), pytest.raises(told):
+            start(stopped, "synthetic", "seed=0")
+    start(stopped, "synthetic", "seed=0")
+    assert_same_weights(weights(folder), weights(stopped))
+    assert losses(folder, "eval_accuracy_in") == losses(stopped, "eval_accuracy_in")
     assert read_metrics(folder / "metrics.jsonl") == rows
     assert_same_weights(weights(folder), weights(parts))
     assert losses(folder) == losses(parts)
+
+
+def test_a_task_whose_problems_end_is_asked_no_longer_ones():
+    for longest, beyond in ((400, True), (1000, True), (1039, False)):
+        task = SimpleNamespace(source=Synthetic("recall", 4, longest))
+        (questions,) = synthetic_task.SyntheticTask.questions(task, samples=1)
+        assert (max(questions.lengths) > longest) == beyond and max(questions.lengths) <= 1039
 
 
 def test_lengths_are_half_octaves_and_solved_up_to_the_first_that_fails():

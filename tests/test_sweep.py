@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch):
     worker = (sys.executable, "-S", "-m", "tape.sweep.worker", "stand_in")
     monkeypatch.setattr(engine, "WORKER", worker)
     monkeypatch.setattr(compose, "CONFIG", Path("config"))
-    monkeypatch.setattr(compose, "ENCODINGS", Path("positions/__init__.py"))
+    monkeypatch.setattr(compose, "CODE", [Path("positions"), Path("model")])
     usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
@@ -116,9 +116,10 @@ def wrote(path, text=""):
 
 def test_a_run_is_checked_again_where_something_changed(capfd):
     changed = ("texts/text.txt", "date=2024/text.txt", "mine.bin", "config/a", "positions/a")
+    changed += ("model/layer.py", "more/a.txt")
     for path in (*changed, "tape/code.py"):
         wrote(path)
-    files = "data.files=[texts/,date=2024/text.txt,other]"
+    files = "data.files=[texts/,date=2024/text.txt,other,more/*.txt]"
     run = make_run("rope", files, "--data=mine.bin", "position=tape")
     for path in (*changed, run.folder / "model.safetensors", run.receipt, None):
         assert not run.finished()

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from commands import ROOT
-from trained import assert_same_weights, checkpoint_names, locked, losses, weights
+from trained import assert_same_weights, checkpoint_names, locked, losses, told_to_stop, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape.commands.train import STOPPED
@@ -161,6 +161,8 @@ def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(
     shutil.rmtree(finished / "checkpoint-8")
     with pytest.raises(ValueError, match="sequences_per_step: 4 -> 8"):
         start("trainer.per_device_train_batch_size=8")
+    with pytest.raises(ValueError, match=r"eval_blocks: .* -> 3"):  # validations are alike
+        start("eval_blocks=3")
     start("trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=4")
     assert dict(losses(finished)) == pytest.approx(dict(losses(quick_run)), abs=1e-5)
 
@@ -169,6 +171,21 @@ def test_a_longer_schedule_is_followed_from_its_first_step(start, quick_run):
     start("trainer.max_steps=4")
     raised, whole = (losses(folder, "learning_rate") for folder in (start(), quick_run))
     assert raised[2] == whole[2] and whole[2][1] > 0 and raised[1] < whole[1]
+
+
+def test_new_weights_never_lie_beside_the_settings_of_old_ones(start, quick_run, finished):
+    replace = Path.replace
+
+    def die(path, target):
+        replace(path, target)
+        if path.name == "model.safetensors":
+            raise KeyboardInterrupt
+
+    with mock.patch.object(Path, "replace", die), pytest.raises(KeyboardInterrupt):
+        start("trainer.max_steps=9")
+    assert not (finished / "trained.json").exists()
+    start("trainer.max_steps=9")
+    assert json.loads((finished / "trained.json").read_text())["trainer"]["max_steps"] == 9
 
 
 def test_old_checkpoints_and_damaged_later_ones_are_removed(tmp_path):
@@ -186,14 +203,6 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 
 
 KILLS = int(os.environ.get("KILLS", 1))
-
-
-def told_to_stop(step):
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == step - 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    return mock.patch.object(StopAndNaNCallback, "on_step_begin", on_step_begin)
 
 
 def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):

@@ -1,13 +1,16 @@
 """What trained runs leave: weights, losses, checkpoints, and the lock of their folder."""
 
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from unittest import mock
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from tape.runs.metrics import read_metrics
+from tape.training.callbacks import StopAndNaNCallback
 
 
 def weights(folder):
@@ -47,3 +50,15 @@ def locked(folder):
         other.stdout.readline()
         yield
         other.communicate(b"\n")
+
+
+def told_to_stop(step, how=signal.SIGTERM):
+    """With this, a run gets a signal in a step, or raises an exception there."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == step - 1:
+            if isinstance(how, BaseException):
+                raise how
+            signal.raise_signal(how)
+
+    return mock.patch.object(StopAndNaNCallback, "on_step_begin", on_step_begin)

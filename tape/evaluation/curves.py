@@ -1,8 +1,9 @@
 """The results of perplexity: by the length of the window, and by the position in it.
 
-perplexity.csv has a row per model, text, convention and length: how many tokens were scored, the
-mean loss `nll` (nats), and perplexity = exp(nll). perplexity_by_position.csv has the mean loss of
-the tokens with first..last tokens before them in their window. perplexity.png shows both.
+perplexity.csv has a row per model, extension without training, text, convention and length: how
+many tokens were scored, the mean loss `nll` (nats), and perplexity = exp(nll).
+perplexity_by_position.csv has the mean loss of the tokens with first..last tokens before them in
+their window. perplexity.png shows both.
 """
 
 from functools import partial
@@ -30,8 +31,9 @@ from tape.evaluation.view import (
 )
 
 # What a row is about: it is there once.
-ABOUT = ("model", "model_hash", "data", "data_hash", "convention", "length")
+ABOUT = ("model", "extend", "model_hash", "data", "data_hash", "convention", "length")
 ABOUT += ("stride", "batch_size", "dtype")
+OF_MODEL = ("model", "extend", "model_hash", "length")
 COLUMNS = (*ABOUT, "tokens", "nll", "perplexity")
 POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
 
@@ -119,12 +121,16 @@ def read_evaluation(folder: Path) -> Evaluation:
             f"{path} does not hold one measurement of one model "
             f"({', '.join(differing) or 'no row at all'}): remove it and measure again"
         )
+    bins = bins.merge(rows[about].drop_duplicates()) if len(bins) else bins
     if bins.empty:
-        raise ValueError(f"{position_table(path)} is missing or empty: measure again")
+        where = position_table(path)
+        raise ValueError(f"{where} is missing, or not of the measurement in {path}: measure again")
     rows["length"], bins["length"] = rows["length"].astype(int), bins["length"].astype(int)
     rows = rows.sort_values("length", ignore_index=True)
     asked = rows[about].iloc[0].to_dict() | {"lengths": rows["length"].tolist()}
     asked["model"] = asked.pop("model_hash")
+    if not asked["extend"]:
+        del asked["extend"]
     return Evaluation(asked, _long_form([rows, bins[bins["length"] == asked["lengths"][-1]]]))
 
 
@@ -149,8 +155,9 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     without_hashes = about.drop(columns=["model_hash", "data_hash"])
     if len(about.drop_duplicates()) == len(without_hashes.drop_duplicates()):
         about = without_hashes
-    differing = about.columns[about.nunique() > 1]
-    shown = about[differing if len(differing) else ["model"]]
+    differing = [*about.columns[about.nunique() > 1]]
+    named = differing if {*differing} - {"extend"} else ["model", *differing]
+    shown = about[named]
     names = shown.agg(lambda each: " ".join(filter(None, each)), axis=1)
     found = _long_form([pd.DataFrame(rows), pd.DataFrame(bins)]).assign(row=names, seed=0)
     lengths = found["length"].map("{:,.0f}".format)
@@ -218,7 +225,7 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
 
 
 VIEW = View(
-    keys=(*(name for name in ABOUT if name not in ("model", "model_hash", "length")), "lengths"),
+    keys=(*(name for name in ABOUT if name not in OF_MODEL), "lengths"),
     columns=_columns,
     best=lambda asked: partial(_whole, length=asked["lengths"][-1]),
     measure="loss",

@@ -93,7 +93,8 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
     _, rows = join(results)
     convention, out = arguments.convention, arguments.out
     about = {
-        "model": f"{arguments.model.resolve().name} {extension(arguments)}".strip(),
+        "model": arguments.model.resolve().name,
+        "extend": extension(arguments),
         "model_hash": header["model"][:16],
         "data": text,
         "data_hash": header["text"][:16],

@@ -54,7 +54,8 @@ def read_finished(folder: Path, name: str) -> Run:
     blocks = read_configuration(folder, TRAINED).get(BLOCKS)
     if blocks is not None:  # of the validation
         settings[BLOCKS] = blocks
-    rows = [row for row in metric_rows(folder) if (row["measure"], row.get("step")) == (LOSS, last)]
+    metrics = metric_rows(folder, last)
+    rows = [row for row in metrics if (row["measure"], row.get("step")) == (LOSS, last)]
     if not rows:
         why = f"no validation loss at its last step, {last}"
         raise ValueError(f"{folder} has {why}: trainer.eval_steps must divide trainer.max_steps")

@@ -154,7 +154,8 @@ def read_run(folder: Path, name: str | None) -> Run:
         files = ", ".join(file for file, _ in EVALUATIONS.values())
         raise ValueError(f"{place} has none of {files}: evaluate that run first")
     if "perplexity" in asked:
-        tables["training"] = pd.DataFrame([*metric_rows(folder), *ngram_rows(folder)])
+        metrics = metric_rows(folder, settings["trainer.max_steps"])
+        tables["training"] = pd.DataFrame([*metrics, *ngram_rows(folder)])
         if "peft.name" not in settings:  # bases and methods have other trained lengths
             gain = context_gain(tables["perplexity"], settings["length"])
             tables["perplexity"] = pd.concat([tables["perplexity"], pd.DataFrame(gain)])

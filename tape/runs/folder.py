@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 NO_INFLUENCE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
-    r"report\..*|eval_blocks|task\.samples",
+    r"report\..*",
     r"code|accept_new_code",  # `_check_same`
     r"encodings\..*|longest",  # defaults of position.*
     r"alias|trunk|tape_sampler|randpe_length|data\.max_bad|sequence_parallel",  # of earlier ones
@@ -41,7 +41,8 @@ NO_INFLUENCE = (
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
     r"trainer\.ddp_.*",
 )
-# Except in training to a criterion, which these decide.
+OF_VALIDATIONS = r"eval_blocks|task\.samples"  # all of a run are alike
+# What has influence in training to a criterion, which these decide.
 OF_A_CRITERION = r"task\.samples|trainer\.eval_(steps|strategy)"
 # A resumed run may also have more or fewer steps.
 MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
@@ -59,7 +60,7 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
             earlier, steps = before.get(EARLIER) or [], before.get("trainer.max_steps")
             if steps != now.get("trainer.max_steps"):
                 earlier = [*earlier, steps]
-            if earlier:
+            if earlier and checkpoints(folder):
                 configuration = configuration | {EARLIER: earlier}
     elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         found = f"{folder} has files but no {CONFIGURATION}: it is not a run's folder"
@@ -97,7 +98,7 @@ def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any
 def influential(settings: dict[str, Any]) -> dict[str, Any]:
     """Filters a flat configuration for settings that influence the trained weights. Null settings
     and empty groups, which older runs may not have, are left out."""
-    found = _without(NO_INFLUENCE, settings)
+    found = _without((*NO_INFLUENCE, OF_VALIDATIONS), settings)
     return {key: value for key, value in found.items() if value is not None and value != {}}
 
 

@@ -7,22 +7,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from tape.files import reading, write_text
 
 
 class MetricsFile(TrainerCallback):
-    """Writes one JSON object per log event to metrics.jsonl. A resumed run drops the lines of the
-    steps that it repeats."""
+    """Writes one JSON object per log event to metrics.jsonl. A resumed run drops the lines of what
+    it repeats: later steps, and a validation that its checkpoint does not hold."""
 
     FILE = "metrics.jsonl"
 
     def on_train_begin(self, args, state, control, **kwargs):
         path = Path(args.output_dir) / self.FILE
         if state.is_world_process_zero and path.exists():
-            kept = (row for row in read_metrics(path) if row["step"] <= state.global_step)
-            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+            last = state.global_step
+            before = last if validated(state) else last - 1
+            kept = (
+                json.dumps(row) + "\n"
+                for row in read_metrics(path)
+                if row["step"] <= (before if any(x.startswith("eval_") for x in row) else last)
+            )
+            write_text(path, "".join(kept))
 
     def on_log(self, args, state, control, logs, **kwargs):
         if "train_loss" in logs:  # transformers' summary of the steps since the last start
@@ -32,6 +38,12 @@ class MetricsFile(TrainerCallback):
         if state.is_world_process_zero:
             with (Path(args.output_dir) / self.FILE).open("a") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def validated(state: TrainerState) -> bool:
+    """Returns whether a checkpoint of this state holds the validation of its step, if there is one:
+    that may have been skipped because the run was told to stop."""
+    return any(x["step"] == state.global_step and "eval_loss" in x for x in state.log_history)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -47,12 +59,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def metric_rows(folder: Path) -> list[dict[str, Any]]:
-    """Returns the metrics of a run in long form: losses by step, the median speed, the peak memory;
-    none if the run keeps no metrics. Raises a ValueError if the file is damaged, or has no training
-    loss."""
+def metric_rows(folder: Path, last: int) -> list[dict[str, Any]]:
+    """Returns the metrics of a run up to its step `last` (others are of a continuation) in long
+    form: losses by step, the median speed, the peak memory; none if the run keeps no metrics.
+    Raises a ValueError if the file is damaged, or has no training loss."""
     path = folder / MetricsFile.FILE
-    logged = read_metrics(path)
+    logged = [row for row in read_metrics(path) if row["step"] <= last]
     losses = [row for row in logged if "loss" in row]
     if path.exists() and not losses:
         raise ValueError(

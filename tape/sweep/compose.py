@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from glob import glob
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tape.settings import schema
 from tape.settings.composition import compose_run, nodes, override
-from tape.settings.groups import CONFIG, ENCODINGS, options
+from tape.settings.groups import CONFIG, PACKAGE, options
 from tape.validation import look_up
 
+CODE = [PACKAGE / part for part in ("attention", "model", "positions")]
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
 OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
 
@@ -47,14 +49,16 @@ class Run:
 
     def request(self) -> dict[str, Any]:
         """Returns what determines the results of the run: its commands, Python (its library is the
-        text of data=local), and the state of the settings', the encodings' and all files that it
+        text of data=local), and the state of the settings', the model's and all files that it
         reads."""
         given = [word.partition("=") for _, *words in self.commands for word in words]
         # position=tape is not the folder tape.
         values = [value or name for name, _, value in given if value not in options(name)]
         paths = {path.strip("[]' ") for value in values for path in value.split(",")} - {""}
+        for pattern in [path for path in paths if not Path(path).exists()]:
+            paths.update(glob(pattern, recursive=True))
         read = [p for p in map(Path, sorted(paths)) if not p.is_relative_to(self.folder)]
-        files = [state_of(path) for path in (CONFIG, ENCODINGS.parent, *read)]
+        files = [state_of(path) for path in (CONFIG, *CODE, *read)]
         return {"commands": self.commands, "python": sys.version, "files": files}
 
     def record(self, request: dict[str, Any]) -> str:

@@ -186,13 +186,13 @@ class GeneratedTask(Task):
         return self.accuracies(self.answer(model))
 
     def accuracies(self, answered: list[tuple[Question, Answer]]) -> dict[str, float]:
-        """Returns the accuracies within and beyond the trained lengths."""
+        """Returns the accuracies within and, if any are asked, beyond the trained lengths."""
         parts: dict[str, list[bool]] = {"accuracy_in": [], "accuracy_out": []}
         for question, answer in answered:
             limits = zip(question.cell, self.source.trained, strict=True)
             inside = all(last is None or at <= last for at, last in limits)
             parts["accuracy_in" if inside else "accuracy_out"].append(answer.right)
-        return {name: mean(right) for name, right in parts.items()}
+        return {name: mean(right) for name, right in parts.items() if right}
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         self.source.save(folder)

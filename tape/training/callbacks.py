@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 
-from tape.runs.metrics import MetricsFile, read_metrics
+from tape.runs.metrics import validated
 
 MORE = 0.2  # further steps, of those until the criterion was reached
 
@@ -225,9 +224,8 @@ class Continued(TrainerCallback):
             step = lr_scheduler.last_epoch
             _set_rates(lr_scheduler, (base * schedule(step) for base, schedule in schedules))
         if state.global_step and args.eval_strategy == "steps":
-            rows = read_metrics(Path(args.output_dir) / MetricsFile.FILE)
-            made = any(row["step"] == state.global_step and "eval_loss" in row for row in rows)
-            args.eval_on_start |= state.global_step % state.eval_steps == 0 and not made
+            due = state.global_step % state.eval_steps == 0
+            args.eval_on_start |= due and not validated(state)
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_save |= state.global_step >= state.max_steps

@@ -206,7 +206,8 @@ class LanguageModelTrainer(Trainer):
         self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
             (work / "training_args.bin").unlink(missing_ok=True)  # an unneeded pickle
-            write_text(work / TRAINED, json.dumps(configuration, indent=1) + "\n")
+            (folder / TRAINED).unlink(missing_ok=True)  # it belongs to the weights before
             for path in work.iterdir():
                 path.replace(folder / path.name)
             work.rmdir()
+            write_text(folder / TRAINED, json.dumps(configuration, indent=1) + "\n")

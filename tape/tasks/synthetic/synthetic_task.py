@@ -154,7 +154,7 @@ class SyntheticTask(GeneratedTask):
     def questions(self, samples):
         problems, last = self.source, self.source.max_length
         trained = np.linspace(problems.min_length, last, INSIDE).round()
-        lengths = sorted({*map(int, trained), 2 * last})
+        lengths = sorted({*map(int, trained), min(2 * last, problems.of.longest)})
         return [SyntheticQuestions(problems, tuple(lengths), samples, seed=1)]
 
     @staticmethod
