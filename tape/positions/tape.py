@@ -92,8 +92,14 @@ class TapeLayer(RotaryLayer):
     def next_state(self, e: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
         with without_autocast(mlp_out):
             shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
+            gates = None
+            if self.feed_forward:
+                kind = self.gate.weight.dtype
+                if kind.is_floating_point:  # quantized weights take numbers of any dtype
+                    mlp_out = mlp_out.to(kind)
+                gates = F.silu(self.gate(mlp_out)).to(e.dtype)
             if shape[2] == 1 and self.order == ORDERS[True, True]:
-                e = self._of_one_token(e.expand(shape).flatten(2), attended_e, mlp_out).view(shape)
+                e = self._of_one_token(e.expand(shape).flatten(2), attended_e, gates).view(shape)
                 return e if self.magnitudes else F.normalize(e, dim=-2)
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
@@ -101,36 +107,30 @@ class TapeLayer(RotaryLayer):
                 P = self.mix(e.dtype)
                 state = add_product(state, P, self._arrange(average, P.shape[-1]))
             if self.feed_forward:
-                state = self._feed_forward(state, mlp_out)
+                state = self._feed_forward(state, gates)
             e = state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
             return e if self.magnitudes else F.normalize(e, dim=-2)
 
-    def _of_one_token(self, state: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
+    def _of_one_token(
+        self, state: Tensor, attended_e: Tensor | None, gates: Tensor | None
+    ) -> Tensor:
         """Updates a state (B, K, 2 F), whose axes are in place, in half the time."""
         if self.attends:
             average = attended_e.to(state.dtype).flatten(2)
             state = add_product(state, self.mix(state.dtype), average)
         if self.feed_forward:
-            gate = self._gates(mlp_out).to(state.dtype)
             up = torch.bmm(self.up(state.dtype).expand(len(state), -1, -1), state)
-            state = add_product(state, self.down(state.dtype), gate.mT * up)
+            state = add_product(state, self.down(state.dtype), gates.mT * up)
         return state
-
-    def _gates(self, mlp_out: Tensor) -> Tensor:
-        """Returns SiLU(W_x m), (B, T, I)."""
-        dtype = self.gate.weight.dtype
-        if dtype.is_floating_point:  # quantized weights take numbers of any dtype
-            mlp_out = mlp_out.to(dtype)
-        return F.silu(self.gate(mlp_out))
 
     def _arrange(self, e_BHT2F: Tensor, mixed: int) -> Tensor:
         tokens = e_BHT2F.shape[0] * e_BHT2F.shape[2]
         return e_BHT2F.permute(self.order).reshape(*self.sets, tokens, mixed, -1)
 
-    def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
+    def _feed_forward(self, state: Tensor, gates: Tensor) -> Tensor:
         """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
         W1, W2 = self.up(state.dtype), self.down(state.dtype)
-        gate = self._gates(mlp_out).flatten(0, 1).to(state.dtype)
+        gate = gates.flatten(0, 1)
         if self.tensorial:
             # One small matrix per token, W2 diag(gate) W1: I M^2 + M^2 N multiply-adds with M heads
             # and I = width; applying W1 and W2 in turn costs 2 I M N.
