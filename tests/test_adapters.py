@@ -7,18 +7,20 @@ from functools import cache as cached
 
 import pytest
 import torch
-from conftest import composed, gradients, perturb
+from conftest import composed, gradients, make_model, perturb
+from every_encoding import POSITIONS
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
 from trained import losses
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from arithmetic.problems import character_tokenizer
 from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
-from tape.model.adapters import Method, adapt, trainable
+from tape.model.adapters import Method, adapt, trainable, weights_of_encoding
 from tape.model.checkpoint import fingerprint, load_model
 from tape.training.build import adapt_model, adapted_config, identity
 
@@ -143,6 +145,42 @@ def test_exactly_the_documented_weights_train(base, method, extra):
         assert counts["model.layers.*.self_attn.k_proj.lora_B"] == 2 * 16 * 8
 
 
+def base_of(position, folder):
+    """A checkpoint of addition's vocabulary, whose encoding has weights that none begins with."""
+    tokenizer = character_tokenizer()
+    model = make_model(position, vocab_size=len(tokenizer))
+    for name, weight in model.named_parameters():
+        if name in weights_of_encoding(model):
+            weight.data.fill_(3.0)
+    model.save_pretrained(folder)
+    return str(folder), tokenizer
+
+
+@pytest.mark.parametrize("before", ["rope", {"name": "abacus", "digits": [3]}])
+def test_places_of_digits_on_a_base_are_those_of_its_tokenizer(before, tmp_path):
+    base, tokenizer = base_of(before, tmp_path)
+    position = {"name": "abacus", "digits": [], "offset": 0, "length": None}
+    config = adapted_config(base, {"vocab_size": None}, position)
+    digits = adapt_model(base, config, tokenizer).config.position["digits"]
+    assert tokenizer.convert_ids_to_tokens(digits) == [*"0123456789"]
+
+
+@pytest.mark.parametrize("names", ["fox path", "kerple bam", "tape fox"])
+def test_another_encoding_begins_anew(names, tmp_path):
+    """Also where the weights of both have the same names, or other shapes."""
+    before, after = names.split()
+    base, tokenizer = base_of(before, tmp_path)
+    loaded = []
+    for folder in (base, base_of("nope", tmp_path / "nope")[0]):
+        config = adapted_config(folder, {"vocab_size": None}, POSITIONS[after])
+        torch.manual_seed(0)
+        loaded.append(adapt_model(folder, config, tokenizer).state_dict())
+    for name in weights_of_encoding(make_model(after)):
+        found, new = (weights[name] for weights in loaded)
+        assert found.mean().item() == pytest.approx(new.mean().item(), abs=0.1), name
+        assert found.norm().item() == pytest.approx(new.norm().item(), rel=0.4, abs=1e-6), name
+
+
 @torch.no_grad()
 def test_drope_has_no_positions_and_the_weights_of_its_base(base):
     model = adapted(base, "drope", f"length={SHORT}").eval()
@@ -180,6 +218,7 @@ def test_the_yarn_of_a_base_is_kept_and_other_schedules_are_refused(base, tmp_pa
         message = r"base has YaRN with factor=2\.0.*position\.factor=null"
         with pytest.raises(ValueError, match=message):
             adapted(folder, method, "position=yarn", "position.factor=3")
+    adapted(base, "lora", "position=extended")  # which has a factor, too
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": THETA}
     folder = edited(base, tmp_path / "linear", rope_parameters=linear)
     adapted(folder, "lora")

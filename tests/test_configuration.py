@@ -10,7 +10,8 @@ from importlib import metadata
 
 import pytest
 import torch
-from conftest import make_config, make_model, random_tokens
+from conftest import TRAIN_LENGTH, make_config, make_model, random_tokens
+from every_encoding import mixture
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
 import tape
@@ -136,6 +137,12 @@ def test_an_override_of_the_same_encoding_keeps_what_it_does_not_name(tmp_path):
         ({"name": "tape", "width": "3H"}, {"name": "adape", "sampler": "shift"}, {"width": 12}),
         ({"name": "t5", "num_buckets": 8}, {"name": "t5", "max_distance": 9}, {"num_buckets": 8}),
         ({"name": "t5", "num_buckets": 8}, "alibi", {"name": "alibi"}),
+        ({"name": "grape_m", "theta": 9.0}, {"name": "grape_m", "theta": None}, {"theta": 9.0}),
+        (
+            {"name": "rope", "sampler": {"name": "subset", "length": 99, "seed": 5}},
+            {"name": "rope", "sampler": {"name": "subset", "eval_length": 20}},
+            {"sampler": {"name": "subset", "length": 99, "eval_length": 20, "seed": 5}},
+        ),
     ):
         make_config(saved).save_pretrained(tmp_path)
         position = TapeConfig.from_pretrained(tmp_path, position=given).position
@@ -151,6 +158,46 @@ def test_defaults_follow_from_fields_that_are_overridden_with_the_position(tmp_p
     TapeConfig.from_pretrained(tmp_path, position="nope").save_pretrained(tmp_path / "nope")
     again = TapeConfig.from_pretrained(tmp_path / "nope", position="rope")
     assert again.rope_parameters["rope_theta"] == 500.0
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+CLIPPED = {"name": "rope", "scaling": {"rope_type": "clipped"}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "yarn",
+        {"name": "rope", "scaling": YARN},
+        {"name": "tape", "scaling": YARN},
+        CLIPPED,
+        {"name": "extended", "method": "dca"},
+        {"name": "extended", "factor": 2.0},
+        mixture("yarn", "nope", CLIPPED),
+    ],
+    ids=str,
+)
+def test_what_is_put_on_a_checkpoint_refers_to_the_length_of_its_training(given, tmp_path):
+    """Whether it is put there with a longer one at once, or before."""
+    model, tokens = make_model({"name": "rope", "theta": 100.0}), random_tokens(1, 40)
+    model.save_pretrained(tmp_path / "rope")
+    longer = {"max_position_embeddings": 3 * TRAIN_LENGTH}
+    torch.manual_seed(0)
+    at_once = TapeForCausalLM.from_pretrained(tmp_path / "rope", position=given, **longer)
+    TapeForCausalLM.from_pretrained(tmp_path / "rope", position=given).save_pretrained(tmp_path)
+    before = TapeForCausalLM.from_pretrained(tmp_path, **longer)
+    at_once.load_state_dict(before.state_dict())
+    assert torch.equal(at_once(tokens).logits, before(tokens).logits)
+
+
+@pytest.mark.parametrize("pattern", ["learned rope", "relative", "fope nope", "yarn", "extended"])
+def test_a_mixture_loaded_with_another_length_is_the_same(pattern, tmp_path):
+    rope = {"rope_theta": 100.0, "rope_type": "default"}
+    model = make_model(mixture(*pattern.split()), rope_parameters=rope)
+    tokens = random_tokens(1, 12)
+    model.save_pretrained(tmp_path)
+    longer = TapeForCausalLM.from_pretrained(tmp_path, max_position_embeddings=3 * TRAIN_LENGTH)
+    assert torch.equal(longer(tokens).logits, model(tokens).logits)
 
 
 def test_a_position_set_later_counts():

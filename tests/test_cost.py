@@ -119,6 +119,11 @@ def test_every_encoding_has_a_picture(name):
     assert line(name).isfinite().all()
 
 
+def test_scores_whose_weights_are_lost_are_refused():
+    with pytest.raises(ValueError, match="--length 256: stick_breaking has scores whose weights"):
+        scores("stick_breaking", 256)
+
+
 def test_files(tmp_path, capsys):
     gallery.main(["--encodings", "adape", "tape", "nope", "--length", "12", "--out", str(tmp_path)])
     rows = pd.read_csv(tmp_path / "scores.csv")

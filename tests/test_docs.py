@@ -297,7 +297,7 @@ def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
 
 
 ANALYSES = {"stability/stability": stability, "visualize/attention": visualize}
-ANALYSES |= {f"state{of}/state": state for of in ("", "_bigrams", "_addition", "_keys")}
+ANALYSES |= {f"state{of}/state": state for of in ("", "_bigrams", "_addition")}
 
 
 @pytest.mark.parametrize(("results", "analysis"), ANALYSES.items())

@@ -13,7 +13,13 @@ import yaml
 from conftest import all_options, make_model, random_tokens
 from every_encoding import POSITIONS
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from tokenizers.normalizers import Lowercase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from transformers.dynamic_module_utils import get_imports
 
 from tape import TapeForCausalLM
@@ -208,3 +214,14 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"error: .* a Llama computes another function"):
         main()
     assert not out.exists() and not list(tmp_path.glob(".out*"))
+    save = PreTrainedTokenizerFast.save_pretrained
+
+    def damage(tokenizer, folder):
+        tokenizer.backend_tokenizer.normalizer = Lowercase()
+        save(tokenizer, folder)
+        tokenizer.backend_tokenizer.normalizer = None
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", damage)
+    with pytest.raises(ValueError, match="gives other tokens once it is saved"):
+        export(run, out)
+    assert not out.exists()

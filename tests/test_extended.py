@@ -192,6 +192,7 @@ def test_perplexity_of_an_extended_model_is_that_of_the_model_so_loaded(tmp_path
     assert name == "ours self_extend 2" and values != found["self_extend"]
 
 
+SUBSET = {"name": "rope", "sampler": "subset"}
 EXTENSIONS_REFUSED = {
     "--factor 4 without --extend: give a method": ("rope", "--factor 4"),
     "extended on a model with position 'tape', whose scores": ("tape", "--extend dca"),
@@ -203,6 +204,7 @@ EXTENSIONS_REFUSED = {
     ),
     "--extend linear on a model with position 'fire' and rope_type=": ("fire", "--extend linear"),
     "reaches 31 tokens, fewer than factor=4.0 times 16": ("rope", "--extend string --factor 4"),
+    "extended on a model with sampler 'subset', which": (SUBSET, "--extend dca"),
     "factor=0.0 must be a number in 1..1,000,000": ("rope", "--extend dca --factor 0"),
     "factor=0.5 must be a number >= 1": ("rope", "--extend ntk --factor 0.5"),
 }

@@ -78,13 +78,14 @@ def test_a_new_encoding_trains_at_once(checkout, monkeypatch, capsys):
         decoder(model.state_dict(), model.config, [1, 2])
 
 
-TAKEN = ("fox", "rotary", "alibi", "adape", "keep", "score_bias")
+TAKEN = ("fox", "rotary", "alibi", "adape", "keep", "score_bias", "gemma", "tape_xavier")
 WRONG = ("Wave", "wave-1", "1wave", "_wave", "wave form", "../wave", "wäve", "", "lambda", "none")
 
 
 def test_names_that_cannot_be_are_refused():
     messages = dict.fromkeys(TAKEN, "exists; choose another name")
     messages |= dict.fromkeys((*WRONG, "w" * 31), "must be 1 to 30 lower-case letters, digits")
+    messages |= dict.fromkeys(("null", "no", "on", "llama"), "is a word of YAML or of tape speed")
     for name, message in messages.items():
         with pytest.raises(ValueError, match=rf"^name '{name}':? {message}"):
             new_encoding.check(name)

@@ -10,12 +10,12 @@ from tape import TapeForCausalLM
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
-def drawn(position, tokens, count):
+def drawn(position, tokens, count, **given):
     """The coordinates of a forward pass in evaluation, then of `count` in training."""
     model, seen = make_model(position), []
-    model.model.position.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    model.model.position.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
     for n in range(1 + count):
-        model.train(n > 0)(tokens)
+        model.train(n > 0)(tokens, **given)
     assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
     return seen
 
@@ -93,6 +93,12 @@ def test_pose_skips_between_chunks_in_training_only(chunks):
     assert {*skips.diff().count_nonzero(1).tolist()} == {*range(chunks)}
     assert (skips.diff() > 0).any(0).all()  # at every place
     drawn(pose, random_tokens(1, 1), 1)
+    padded = {"attention_mask": (torch.arange(16) < 8).long()[None]}
+    documents = {"document_ids": torch.arange(16)[None] // 8}
+    for given in (padded, documents):
+        seen = drawn(pose, random_tokens(1, 16), 100, **given)[1:]
+        skips = torch.stack([p.query[0, :8] for p in seen]) - torch.arange(8)
+        assert {*skips[:, -1].tolist()} == {*range(9)}  # of 8 tokens, not of the row's 16
     with pytest.raises(ValueError, match=r"training input of 17 tokens .* length=16; raise"):
         drawn(pose, random_tokens(1, 17), 1)
     with pytest.raises(ValueError, match=r"sampler pose: chunks=1 must be an integer in 2\.\."):

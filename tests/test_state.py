@@ -95,6 +95,12 @@ def test_losses_are_those_of_the_second_half():
     torch.testing.assert_close(losses_of(model, IDS), expected)
 
 
+def test_a_text_of_one_window_is_refused(tmp_path, analyse):
+    models = [make_folder(tmp_path / "tape", "tape")]
+    with pytest.raises(SystemExit, match="one such window, and no other text"):
+        analyse(state, models, "--lengths", "400", "--windows", "8")
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_tables_and_pictures(tmp_path, analyse):
     models = [make_folder(tmp_path / "tape", "tape")]

@@ -51,7 +51,13 @@ def scores(name: str, length: int) -> Tensor:
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight.copy_(torch.eye(HEADS * CHANNELS))
     tokens = torch.zeros(1, length, dtype=torch.long)
-    weights = model(tokens, output_attentions=True, use_cache=False).attentions[0][0].log()
+    weights = model(tokens, output_attentions=True, use_cache=False).attentions[0][0]
+    if not weights[:, torch.ones(length, length).tril(-1).bool()].all():
+        raise ValueError(
+            f"--length {length}: {name} has scores whose weights are 0 in float64, which would "
+            "look like masked ones; give a shorter one"
+        )
+    weights = weights.log()
     own, before = (weights.diagonal(n, dim1=-2, dim2=-1) for n in (0, -1))
     own.copy_(own.where(own.isfinite(), F.pad(before, (1, 0))))
     return (weights - own[..., None]).round(decimals=12)  # rounding errors are no structure

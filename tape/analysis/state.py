@@ -168,12 +168,18 @@ def rows(
     updating(model)
     trained = model.config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained, 2 * trained, 4 * trained])
-    looked, size = min(LOOKED_AT, arguments.windows), f"--lengths {lengths[-1]}"
+    size = f"--lengths {lengths[-1]}"
+    looked = min(LOOKED_AT, arguments.windows)
     inside.check_size(model, lengths[-1], size, looked)
     logits = 8 * min(BATCH, arguments.windows) * lengths[-1] * model.config.vocab_size
     check_memory(logits, size, "of logits", "give shorter ones, or fewer --windows")
     texts = {length: inside.windows(arguments, folder, model, length) for length in lengths}
     name, longest = texts[lengths[-1]]
+    if len(longest) < 2:
+        raise ValueError(
+            f"{size}: the text has one such window, and no other text; give shorter ones"
+        )
+    looked = min(looked, len(longest))
     about = about | {"trained": trained, "looked": looked, "data": name}
     with model.evaluation_length(lengths[-1]):
         some = longest[:: len(longest) // looked][:looked]

@@ -4,13 +4,17 @@ import keyword
 import re
 from pathlib import Path
 
+import yaml
+
 from tape import parsers
 from tape.command import expected_errors
 from tape.files import write_text
+from tape.settings.groups import options
 
 ROOT = Path(__file__).parents[2]
 REGISTRY, BASE = "tape/positions/__init__.py", "tape/positions/base.py"
 LOOPS = "tests/references.py"
+LLAMA = "llama"  # among the methods of `tape speed`, that of transformers
 
 MODULE = '''"""CLASS: what it computes (authors and year, arXiv number)."""
 
@@ -48,7 +52,10 @@ def check(name: str) -> None:
         )
     used = (ROOT / REGISTRY).read_text() + (ROOT / BASE).read_text()
     files = (ROOT / f"tape/positions/{name}.py", ROOT / f"config/position/{name}.yaml")
-    if any(map(Path.exists, files)) or re.search(rf'"{name}"|\b{class_of(name)}\b', used):
+    if yaml.safe_load(name) != name or name == LLAMA:
+        raise ValueError(f"name '{name}' is a word of YAML or of tape speed; choose another name")
+    taken = name in options("position") or any(map(Path.exists, files))
+    if taken or re.search(rf'"{name}"|\b{class_of(name)}\b', used):
         raise ValueError(f"name '{name}' exists; choose another name")
 
 

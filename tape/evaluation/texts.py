@@ -9,7 +9,7 @@ import numpy as np
 import tape.data
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.data.blocks import token_fingerprint
-from tape.data.corpora import WholeText
+from tape.data.corpora import TextCorpus, WholeText
 from tape.files import read_object, reading
 from tape.parsers import CORPORA
 from tape.runs.folder import TRAINED
@@ -77,6 +77,8 @@ def open_text(
         raise ValueError(f"--whole goes with --data text, not with --data {data}")
     if data in CORPORA:
         corpus = trained_on(model) if data == "run" else corpus_of(data, files, whole)
+        if data == "text" and not whole:
+            check_split(corpus, model)
         tokenizer = load_tokenizer(str(model))
         stream = tokenize_corpus(corpus, "validation", tokenizer, cache_dir)
         path, dtype, length = Path(stream.tokens.filename), stream.tokens.dtype.str, len(stream)
@@ -115,6 +117,28 @@ def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
             raise ValueError(f"--data c4 takes one folder of shards, not {len(files)} --files")
         return tape.data.C4Corpus(files and files[0])
     return tape.data.LocalCorpus() if name == "local" else tape.data.BigramCorpus()
+
+
+def check_split(corpus: TextCorpus, model: Path) -> None:
+    """Raises a ValueError if a model was trained on files of a corpus that it splits otherwise: in
+    the validation split would be what it was trained on."""
+    if not (path := model / TRAINED).is_file():
+        return
+    recorded = read_object(path)
+    with reading(path):
+        settings = dict(recorded["data"])
+    if settings.pop("_target_").rpartition(".")[2] != TextCorpus.__name__:
+        return
+    try:
+        own = TextCorpus(**settings)
+    except OSError:  # its files are gone
+        return
+    trained, asked = ({*map(Path.resolve, each.files)} for each in (own, corpus))
+    if trained & asked and (trained, own.rule) != (asked, corpus.rule):
+        raise ValueError(
+            f"--files: {model} was trained on {min(trained & asked)}, split otherwise for "
+            "validation; give --data run, or --whole to score what it was trained on, too"
+        )
 
 
 def trained_on(folder: Path) -> Corpus:

@@ -23,7 +23,7 @@ from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.files import new_folder, read_object
-from tape.model.checkpoint import load_model, read_tokenizer
+from tape.model.checkpoint import PROBE, load_model, read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
 from tape.runs.folder import CONFIGURATION, HASHES, verify_checkpoint
@@ -53,6 +53,9 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         model.save_pretrained(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
+            saved = read_tokenizer(work)
+            if any(saved(PROBE)[key] != found for key, found in tokenizer(PROBE).items()):
+                raise ValueError(f"the tokenizer of {folder} gives other tokens once it is saved")
         if format == "llama":
             write_llama_config(model, work)
         else:

@@ -143,11 +143,16 @@ def check_finite(source: str | Path, model: TapeForCausalLM) -> None:
 
 
 def with_weights(
-    source: str | Path, config: TapeConfig, *, new_encoding: bool, **how: Any
+    source: str | Path,
+    config: TapeConfig,
+    *,
+    new_encoding: bool,
+    replaces: bool = False,
+    **how: Any,
 ) -> tuple[TapeForCausalLM, list[str]]:
     """Returns the decoder of a configuration with the weights of a checkpoint, and the names of the
     weights that it does not take. A `new_encoding`'s own weights may be missing; they are
-    initialised.
+    initialised, and if it `replaces` another one, also those that have the names of its weights.
 
     Raises:
         ValueError: if weights are missing, quantized, or of other shapes.
@@ -169,17 +174,30 @@ def with_weights(
             )
     finally:
         logger.removeFilter(no_report)
-    for name, theirs, ours in sorted(loaded["mismatched_keys"]):
-        raise ValueError(
-            f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
-        )
     new = weights_of_encoding(model) if new_encoding else set()
+    for name, theirs, ours in sorted(loaded["mismatched_keys"]):
+        if not (replaces and name in new):
+            raise ValueError(
+                f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
+            )
+    if replaces and new - {*loaded["missing_keys"]}:
+        renew(model, new)
     if lost := sorted({*loaded["missing_keys"]} - new):
         raise ValueError(
             f"{source}: {len(lost)} weights of the model in config.json are missing, such as "
             f"{lost[0]}"
         )
     return model, [name for name in sorted(loaded["unexpected_keys"]) if "inv_freq" not in name]
+
+
+def renew(model: TapeForCausalLM, names: set[str]) -> None:
+    """Initialises these weights of a model, which are all of its encoding's."""
+    weights = {weight for name, weight in model.named_parameters() if name in names}
+    for weight in weights:
+        weight._is_hf_initialized = False  # by the checkpoint
+    for module in reversed([*model.modules()]):  # a module after its parts
+        if (own := {*module.parameters()}) and own <= weights:
+            model._init_weights(module)
 
 
 def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]:

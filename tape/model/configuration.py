@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
+from tape.positions.schedules import kind_of
 from tape.validation import check_flag, check_integer, is_number, look_up, suggestion
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
@@ -197,10 +198,9 @@ class TapeConfig(LlamaConfig):
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
             new = positions.override(config_dict.get("position"), position)
-            extends = "original_length" in positions.ENCODINGS[new["name"]].defaults()
-            if extends and _schedule(config_dict) != "yarn":  # not the new length
-                new.setdefault("original_length", config_dict.get("max_position_embeddings"))
-            config_dict["position"] = new
+            trained, rope = config_dict.get("max_position_embeddings"), _rope_of(config_dict)
+            cls_of = positions.ENCODINGS[new["name"]]
+            config_dict["position"] = cls_of.on_checkpoint(new, trained, rope)
         # Derived fields are computed together with the fields they derive from.
         for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
             config_dict[name] = kwargs.pop(name)
@@ -220,13 +220,8 @@ def _rope_of(saved: dict[str, Any]) -> dict[str, Any]:
     return saved.get("rope_scaling") or saved.get("rope_parameters") or {}
 
 
-def _schedule(saved: dict[str, Any]) -> str:
-    rope = _rope_of(saved)
-    return rope.get("rope_type", rope.get("type", "default"))
-
-
 def _ignore_partial_default(llama: dict[str, Any]) -> None:
     """Drops `partial_rotary_factor` of the default schedule, as transformers' Llama ignores it."""
-    if _schedule(llama) == "default":
+    if kind_of(_rope_of(llama)) == "default":
         for owner in (llama, _rope_of(llama)):
             owner.pop("partial_rotary_factor", None)

@@ -191,4 +191,6 @@ def _coordinates(
     if sampler.draw is not None:
         indices.check_draw(sampler.draw, batch.cache)
     extent = key.shape[-1] if ids is None and cached is None else None  # if they count
+    if sampler.counts and (batch.mask is not None or batch.documents is not None):
+        extent = None
     return Positions(*sampler(query, key, model.training, extent)), cached

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from tape.positions import sampling
 from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.bam import BAM
@@ -94,8 +95,9 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
 
 
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
-    """Replaces the saved encoding, or some of its arguments if the encoding is the same. Refuses
-    unknown names, and `extended` on an encoding that is not RoPE."""
+    """Replaces the saved encoding, or some of its arguments if the encoding is the same: those that
+    are not null, and of a sampler of the same name likewise. Refuses unknown names, and `extended`
+    on an encoding that is not RoPE with all tokens at their indices."""
     name, given = canonical(position)
     kept_name, kept = (None, {}) if saved is None else canonical(saved)
     if name == "extended" and kept_name not in (None, *EXTENDABLE):
@@ -103,7 +105,20 @@ def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any])
             f"position extended on a model with position {kept_name!r}, whose scores depend on "
             f"more than RoPE's distances; allowed: models with {', '.join(EXTENDABLE)}"
         )
-    return {"name": name, **(kept if kept_name == name else {}), **given}
+    kind, sampler = sampling.named(kept.get("sampler", "index"))
+    if name == "extended" and "eval_length" in sampler:
+        raise ValueError(
+            f"position extended on a model with sampler {kind!r}, which draws the distances that "
+            "it would map; give a model without it"
+        )
+    if kept_name != name:
+        return {"name": name, **given}
+    if "sampler" in given:
+        new, arguments = sampling.named(given["sampler"])
+        given["sampler"] = {"name": new, **(sampler if new == kind else {}), **arguments}
+    if name != "extended":  # whose arguments determine each other
+        given = {key: value for key, value in given.items() if value is not None or key not in kept}
+    return {"name": name, **kept, **given}
 
 
 def canonical(position: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -129,6 +144,7 @@ __all__ = [
     "ScoreBias",
     "Tokens",
     "build",
+    "canonical",
     "configure",
     "override",
 ]

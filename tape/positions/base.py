@@ -229,6 +229,14 @@ class PositionEncoding(PositionModule):
                 raise ValueError(f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}{most}")
 
     @classmethod
+    def on_checkpoint(
+        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Completes arguments that refer to the length that a checkpoint was trained with, which
+        may be loaded with another one, from that and its `rope_parameters`."""
+        return arguments
+
+    @classmethod
     def for_tokenizer(
         cls, arguments: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> dict[str, Any]:

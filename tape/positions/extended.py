@@ -77,6 +77,15 @@ class ExtendedRoPE(RoPE):
         self.settings = {name: getattr(self, name) for name in names}
 
     @classmethod
+    def on_checkpoint(
+        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
+    ) -> dict[str, Any]:
+        arguments = super().on_checkpoint(arguments, trained, rope)
+        if trained is None:
+            return arguments
+        return arguments | {"factor": None} | settings_of(trained, cls.defaults() | arguments)
+
+    @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         settled = settings_of(config.max_position_embeddings, arguments)
         kept = {k: x for k, x in arguments.items() if k not in (*SETTINGS, "factor")}

@@ -25,10 +25,12 @@ class Mixed(PositionEncoding):
     # layers of RoPE and one without positions, as in Llama 4 and SmolLM3 (Yang et al. 2025, arXiv
     # 2501.18795).
     pattern: Sequence[str | Entry] = ("rope", "rope", "rope", "nope")
+    # What lengths and extents of its encodings follow; by default the training length.
+    length: int | None = None
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        self.places, parts = parts_of(config, self.pattern)
+        self.places, parts = parts_of(of_length(config, self.length), self.pattern)
         self.windows = [entry.get("window") for entry in self.pattern]
         self.entries = nn.ModuleList(positions.build(part) for part in parts)
         self.ordered = any(entry.ordered for entry in self.entries)
@@ -43,15 +45,31 @@ class Mixed(PositionEncoding):
                 "[rope, rope, rope, nope]"
             )
         entries = [checked(entry) for entry in pattern]
+        length = arguments["length"] or config.max_position_embeddings
         for entry in entries:
-            configuration(config, entry, config.num_hidden_layers)
+            configuration(of_length(config, length), entry, config.num_hidden_layers)
         updated = [bare(x) for x in entries if positions.ENCODINGS[x["name"]].updates]
         if any(entry != updated[0] for entry in updated):
             raise ValueError(
                 f"position mixed: {updated[0]} and another encoding whose state layers update; "
                 "give one of them"
             )
-        return super().configure(config, arguments | {"pattern": entries})
+        return super().configure(config, arguments | {"pattern": entries, "length": length})
+
+    @classmethod
+    def on_checkpoint(
+        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
+    ) -> dict[str, Any]:
+        given = arguments.get("pattern", cls.pattern)
+        if arguments.get("length") is not None or isinstance(given, str):
+            return arguments
+        pattern = []
+        for entry in given:
+            name, own = positions.canonical(entry)
+            if name != "extended":  # a `window` is that of the layers here
+                own = positions.ENCODINGS[name].on_checkpoint(own, trained, rope)
+            pattern.append({"name": name, **own})
+        return arguments | {"pattern": pattern}
 
     @classmethod
     def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
@@ -80,6 +98,13 @@ class Mixed(PositionEncoding):
         layer = self.entries[place].layer(self.places[:layer_idx].count(place))
         layer.entry, layer.window = place, self.windows[layer_idx % len(self.windows)]
         return layer
+
+
+def of_length(config: PretrainedConfig, length: int) -> PretrainedConfig:
+    """Returns a configuration with another training length."""
+    own = copy.copy(config)
+    own.max_position_embeddings = length
+    return own
 
 
 def checked(entry: str | Mapping[str, Any]) -> Entry:

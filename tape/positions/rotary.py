@@ -4,6 +4,7 @@ The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and fre
 `scaling` are moved to `config.rope_parameters`, where Hugging Face tools look for them.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,14 @@ from torch.compiler import is_compiling
 from transformers import PretrainedConfig
 
 from tape.positions.base import LayerPosition, PositionEncoding, Positions, Prepared, Tokens
-from tape.positions.schedules import inverse_frequencies, settled, yarn
+from tape.positions.schedules import (
+    OF_A_LENGTH,
+    ORIGINAL,
+    inverse_frequencies,
+    kind_of,
+    settled,
+    yarn,
+)
 
 
 def waves(phases: Tensor) -> Tensor:
@@ -125,6 +133,15 @@ class RoPE(PositionEncoding):
         config.validate_rope()
         return arguments
 
+    @classmethod
+    def on_checkpoint(
+        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
+    ) -> dict[str, Any]:
+        scaling = arguments.get("scaling")
+        if not isinstance(scaling, Mapping) or kind_of(scaling) not in OF_A_LENGTH:
+            return arguments
+        return arguments | {"scaling": {ORIGINAL: rope.get(ORIGINAL) or trained, **scaling}}
+
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         # Autocast, which would round a product of matrices, leaves these operations as they are.
         phases = positions.query.to(dtype)[..., None] * self.inv_freq.to(dtype)  # (B|1, T, F)
@@ -142,6 +159,13 @@ class YaRN(RoPE):
     frequencies have already is kept if it is YaRN, and otherwise refused."""
 
     config_arguments = ("factor", "beta_fast", "beta_slow", "original_length")
+
+    @classmethod
+    def on_checkpoint(
+        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
+    ) -> dict[str, Any]:
+        own = kind_of(rope) == "yarn" or arguments.get("original_length") is not None
+        return arguments if own else arguments | {"original_length": trained}
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

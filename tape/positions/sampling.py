@@ -42,6 +42,7 @@ class IndexSampler:
     arguments: ClassVar[dict[str, Argument]] = {}
     consecutive: ClassVar[bool] = True  # neighbouring tokens are one apart
     random: ClassVar[bool] = False  # in training each forward pass has coordinates of its own
+    counts: ClassVar[bool] = False  # needs the exact number of coordinates, not a bound, for a draw
     max_positions: int | None = None  # the maximum number of tokens with coordinates
     draw: tuple[int, ...] | None = None  # identifies the draw of an evaluation
 
@@ -136,7 +137,7 @@ class PoSESampler(IndexSampler):
     """
 
     arguments: ClassVar = {"length": Argument(times=4), "chunks": Argument(2, least=2)}
-    consecutive, random = False, True
+    consecutive, random, counts = False, True, True
 
     def __init__(self, length: int, chunks: int):
         self.length, self.chunks = length, chunks
@@ -188,10 +189,15 @@ SAMPLERS: dict[str, type[IndexSampler]] = {
 }
 
 
+def named(sampler: str | Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the name of a sampler, and the arguments that are given."""
+    arguments = dict(sampler) if isinstance(sampler, Mapping) else {"name": sampler}
+    return arguments.pop("name", None), arguments
+
+
 def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[str, Any]:
     """Completes a sampler, given by name or as {"name": ..., arguments}, for a configuration."""
-    arguments = dict(sampler) if isinstance(sampler, Mapping) else {"name": sampler}
-    name = arguments.pop("name", None)
+    name, arguments = named(sampler)
     cls = look_up("sampler", name, SAMPLERS)
     check_arguments(f"sampler '{name}'", arguments, cls.arguments)
     trained, settled = config.max_position_embeddings, {}

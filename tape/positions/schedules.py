@@ -26,6 +26,7 @@ REQUIRED = {
     "ntk": ("factor",),
     "clipped": (),
 }
+OF_A_LENGTH = ("yarn", "clipped", "longrope")  # which is ORIGINAL
 ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 # Numeric arguments of the schedules, which transformers does not check.
 POSITIVE = {"rope_theta", "factor", "attention_factor", "partial_rotary_factor", ORIGINAL}
@@ -44,6 +45,11 @@ def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
         if rope["rope_type"] == "clipped":
             frequencies = clipped(frequencies, rope[ORIGINAL])
         return F.pad(frequencies, (0, (D - rotated) // 2)), 1.0
+
+
+def kind_of(rope: Mapping[str, Any]) -> str:
+    """Returns the type of a schedule, also in transformers' old form."""
+    return rope.get("rope_type", rope.get("type", "default"))
 
 
 def clipped(frequencies: Tensor, length: int) -> Tensor:
@@ -77,7 +83,7 @@ def settled(
     rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
     if rope_type == "longrope":
         scaling.setdefault("short_factor", scaling.get("long_factor"))
-    if rope_type in ("yarn", "clipped", "longrope"):
+    if rope_type in OF_A_LENGTH:
         scaling.setdefault(ORIGINAL, config.max_position_embeddings)
     _check_schedule(scaling, config.head_dim)
     if rope_type == "ntk":  # known from here on by its theta

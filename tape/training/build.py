@@ -17,7 +17,7 @@ from tape.model.adapters import ADAPTER, BFLOAT16
 from tape.model.checkpoint import check_finite, fingerprint, with_weights
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
-from tape.positions import ENCODINGS
+from tape.positions import ENCODINGS, canonical
 from tape.validation import check_arguments
 
 KEEP = "keep"  # keeps the position of a base model
@@ -108,9 +108,15 @@ def adapt_model(
     `frozen` (`tape.model.adapters.check_frozen`). Weights that an encoding adds are initialised. A
     ValueError is raised if others are missing, or for a tokenizer that does not fit."""
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
-    changed = config.position != TapeConfig.from_pretrained(base).position
+    cls = ENCODINGS[config.position["name"]]
+    config.position = cls.for_tokenizer(config.position, tokenizer)
+    before = TapeConfig.from_pretrained(base).position
+    changed = config.position != before
+    # TAPE with another initial state keeps its layers.
+    alike = cls.updates and ENCODINGS[before["name"]].updates
+    replaces = not alike and before["name"] != config.position["name"]
     dtype = "auto" if frozen == BFLOAT16 else torch.float32  # trained weights are not rounded
-    model, left = with_weights(base, config, new_encoding=changed, dtype=dtype)
+    model, left = with_weights(base, config, new_encoding=changed, replaces=replaces, dtype=dtype)
     check_finite(f"base_model={base}", model)
     if left:
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
@@ -146,7 +152,7 @@ def identity(base: str) -> str:
 def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) -> dict[str, Any]:
     """Fills null arguments of YaRN from the checkpoint's training length and the new one. A
     checkpoint with YaRN keeps its own; others are refused."""
-    if "factor" not in position:
+    if "original_length" not in ENCODINGS[canonical(position)[0]].defaults():
         return position
     rope = before.rope_parameters or {}
     if rope.get("rope_type") != "yarn":
