@@ -9,7 +9,6 @@ from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
-from tape.positions.schedules import plain_theta
 from tape.positions.sums import PARTS, SummedRotaryLayer
 
 
@@ -41,14 +40,14 @@ class CARoPE(PositionEncoding):
     theta^(-2/D). Phases belong to key/value heads. The paper has neither c nor f = 0, without which
     it would not start as RoPE. No code is published: re-derived from the paper's equations."""
 
-    theta: float | None = None  # base of the first frequencies; by default the configuration's
+    theta: float = 10_000.0  # base of the first frequencies
 
-    @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        theta = plain_theta(config, "position carope", arguments["theta"])
-        if not theta > 1:
-            raise ValueError(f"position carope: theta={theta:g} must be a number > 1")
-        return super().configure(config, arguments | {"theta": theta})
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
+        super().__init__(config, **arguments)
+        if config.head_dim % 2:
+            raise ValueError(f"position carope: head_dim={config.head_dim} must be even")
+        if not self.theta > 1:
+            raise ValueError(f"position carope: theta={self.theta} must be a number > 1")
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return ContextRotaryLayer(self.config, self.theta)
