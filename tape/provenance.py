@@ -37,10 +37,11 @@ def record(folder: Path) -> None:
 def read(folder: Path) -> list[dict[str, Any]]:
     """Returns the processes that produced the results in a folder, oldest first; an empty list if
     the record is missing or unreadable, because no result depends on it."""
-    try:
-        return json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError):
-        return []
+    with suppress(OSError, ValueError):
+        found = json.loads((folder / FILE).read_bytes())
+        if isinstance(found, list) and all(isinstance(process, dict) for process in found):
+            return found
+    return []
 
 
 def origins(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from functools import cache as cached
 
 import pytest
 import torch
-from conftest import composed, gradients, make_model, perturb
+from conftest import composed, gradients, make_model, perturb, random_tokens
 from every_encoding import POSITIONS
 from omegaconf import OmegaConf
 from peft import PeftModel
@@ -20,7 +20,7 @@ from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
-from tape.model.adapters import Method, adapt, trainable, weights_of_encoding
+from tape.model.adapters import Method, adapt, save_configuration, trainable, weights_of_encoding
 from tape.model.checkpoint import fingerprint, load_model
 from tape.training.build import adapt_model, adapted_config, identity
 
@@ -179,6 +179,22 @@ def test_another_encoding_begins_anew(names, tmp_path):
         found, new = (weights[name] for weights in loaded)
         assert found.mean().item() == pytest.approx(new.mean().item(), abs=0.1), name
         assert found.norm().item() == pytest.approx(new.norm().item(), rel=0.4, abs=1e-6), name
+
+
+@torch.no_grad()
+def test_an_adapter_of_another_encoding_is_loaded(tmp_path):
+    base, tokenizer = base_of("tape", tmp_path / "base")
+    settings = OmegaConf.to_container(composed("peft=lora", f"base_model={base}"), resolve=True)
+    config = adapted_config(base, {"vocab_size": None}, POSITIONS["fox"])
+    method = Method.of(settings["peft"])
+    model = adapt(adapt_model(base, config, tokenizer), method, base, identity(base))
+    for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
+        weight += 0.1 * torch.randn_like(weight)
+    model.save_pretrained(tmp_path / "run")
+    save_configuration(model, tmp_path / "run")
+    tokens = random_tokens(1, 12) % len(tokenizer)
+    found = load_model(tmp_path / "run")(tokens).logits
+    torch.testing.assert_close(found, model.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

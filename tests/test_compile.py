@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import in_pieces, make_model, random_tokens
+from conftest import in_pieces, left_padded, make_model, random_tokens
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
@@ -119,6 +119,21 @@ def test_kept_token_indices_are_not_exported():
         convert_and_export_with_cache(
             model, example_input_ids=random_tokens(1, 1), example_cache_position=torch.tensor([0])
         )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "alibi"])
+def test_an_exported_model_takes_batches_of_other_sizes(position):
+    model, (tokens, mask) = make_model(position), left_padded()
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    shapes = {name: {0: batch, 1: length} for name in ("input_ids", "attention_mask")}
+    given = {"input_ids": tokens, "attention_mask": mask}
+    exported = torch.export.export(
+        model, (), given | {"use_cache": False}, dynamic_shapes=shapes | {"use_cache": None}
+    ).module()
+    for rows in (given, {name: x[:2, :9] for name, x in given.items()}):
+        right = model(**rows, use_cache=False).logits
+        torch.testing.assert_close(exported(**rows, use_cache=False).logits, right)
 
 
 @torch.no_grad()

@@ -140,7 +140,7 @@ def test_an_override_of_the_same_encoding_keeps_what_it_does_not_name(tmp_path):
         ({"name": "grape_m", "theta": 9.0}, {"name": "grape_m", "theta": None}, {"theta": 9.0}),
         (
             {"name": "rope", "sampler": {"name": "subset", "length": 99, "seed": 5}},
-            {"name": "rope", "sampler": {"name": "subset", "eval_length": 20}},
+            {"name": "rope", "sampler": {"name": "subset", "eval_length": 20, "length": None}},
             {"sampler": {"name": "subset", "length": 99, "eval_length": 20, "seed": 5}},
         ),
     ):
@@ -174,6 +174,7 @@ CLIPPED = {"name": "rope", "scaling": {"rope_type": "clipped"}}
         {"name": "extended", "method": "dca"},
         {"name": "extended", "factor": 2.0},
         mixture("yarn", "nope", CLIPPED),
+        mixture("extended", "nope"),
     ],
     ids=str,
 )

@@ -85,6 +85,16 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
     with pytest.raises(ValueError, match=message):
         open_text("text", [str(own)], run, tmp_path)
     assert open_text("text", [str(own)], run, tmp_path, whole=True).length > len(stream)
+    other = shutil.copy(own, tmp_path / f"other{own.suffix}")
+    settings = json.loads((run / "trained.json").read_text())
+    settings["data"] |= {"files": str(other), "validation": str(own)}
+    (held_out := tmp_path / "held_out").mkdir()
+    (held_out / "trained.json").write_text(json.dumps(settings))
+    shutil.copy(run / "tokenizer.json", held_out)
+    shutil.copy(run / "tokenizer_config.json", held_out)
+    assert open_text("text", [str(own)], held_out, tmp_path).length > 0
+    with pytest.raises(ValueError, match=rf"was trained on {other}"):
+        open_text("text", [str(other)], held_out, tmp_path)
     with own.open("a") as file:
         file.write(own.read_text().splitlines()[0] + "\n")
     message = rf"--data run: text or .* changed since {run} was .*--data text --files"

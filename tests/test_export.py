@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import get_imports
 
+from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.export import export, flatten, load, main, verify, write_code
 from tape.export.card import model_card
@@ -196,6 +197,16 @@ def test_a_card_names_the_base(run, tmp_path, is_adapted):
         assert ("name on the hub" in head) == (told == "own")
 
 
+def test_a_tokenizer_without_unknown_words_is_exported(tmp_path):
+    tokenizer = character_tokenizer()
+    make_model("rope", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    out = export(tmp_path / "run", tmp_path / "out")
+    assert (
+        AutoTokenizer.from_pretrained(out)("12+3=")["input_ids"] == tokenizer("12+3=")["input_ids"]
+    )
+
+
 def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     out, cut = tmp_path / "out", shutil.copytree(run, tmp_path / "cut")
     weights = cut / "checkpoint-8" / "model.safetensors"
@@ -222,6 +233,6 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
         tokenizer.backend_tokenizer.normalizer = None
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", damage)
-    with pytest.raises(ValueError, match="gives other tokens once it is saved"):
+    with pytest.raises(ValueError, match="is another one once it is saved"):
         export(run, out)
     assert not out.exists()

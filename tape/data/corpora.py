@@ -244,9 +244,9 @@ def _fraction(text: str) -> float:
 
 def _near_end(text: str, share: float) -> int:
     """Returns where the last `share` of a text begins: after a line break, or after a space in a
-    text of long lines, unless that would double it."""
-    end, first = (max(0, int(len(text) * (1 - n * share))) for n in (1, 2))
-    found = (text.rfind(mark, first, end) for mark in "\n ")
+    text of one line, unless that is far from the end."""
+    end = int(len(text) * (1 - share))
+    found = (text.rfind(mark, end // 2, end) for mark in "\n ")
     return next((place for place in found if place > 0), end) + 1
 
 

@@ -133,7 +133,8 @@ def check_split(corpus: TextCorpus, model: Path) -> None:
         own = TextCorpus(**settings)
     except OSError:  # its files are gone
         return
-    trained, asked = ({*map(Path.resolve, each.files)} for each in (own, corpus))
+    files = own.files if own.parts is None else own.parts["train"]
+    trained, asked = ({*map(Path.resolve, each)} for each in (files, corpus.files))
     if trained & asked and (trained, own.rule) != (asked, corpus.rule):
         raise ValueError(
             f"--files: {model} was trained on {min(trained & asked)}, split otherwise for "

@@ -23,7 +23,7 @@ from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.files import new_folder, read_object
-from tape.model.checkpoint import PROBE, load_model, read_tokenizer
+from tape.model.checkpoint import load_model, read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
 from tape.runs.folder import CONFIGURATION, HASHES, verify_checkpoint
@@ -53,9 +53,8 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         model.save_pretrained(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
-            saved = read_tokenizer(work)
-            if any(saved(PROBE)[key] != found for key, found in tokenizer(PROBE).items()):
-                raise ValueError(f"the tokenizer of {folder} gives other tokens once it is saved")
+            if definition(read_tokenizer(work)) != definition(tokenizer):
+                raise ValueError(f"the tokenizer of {folder} is another one once it is saved")
         if format == "llama":
             write_llama_config(model, work)
         else:
@@ -64,6 +63,14 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         (work / "README.md").write_text(card)
         verify(model, work, format)
     return out
+
+
+def definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns what determines the tokens of a text."""
+    if not tokenizer.is_fast:
+        return tokenizer.get_vocab()
+    found = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {key: found[key] for key in found.keys() - {"padding", "truncation"}}
 
 
 def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:

@@ -115,6 +115,7 @@ def load_model(
         source,
         config,
         new_encoding=adapted,  # the adapter has its weights
+        replaces=adapted,
         dtype=config.dtype if dtype is None else dtype,
         attn_implementation=attn_implementation,
         **where,
@@ -180,14 +181,16 @@ def with_weights(
             raise ValueError(
                 f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
             )
-    if replaces and new - {*loaded["missing_keys"]}:
+    replaced = sorted(new - {*loaded["missing_keys"]}) if replaces else []
+    if replaced:
         renew(model, new)
     if lost := sorted({*loaded["missing_keys"]} - new):
         raise ValueError(
             f"{source}: {len(lost)} weights of the model in config.json are missing, such as "
             f"{lost[0]}"
         )
-    return model, [name for name in sorted(loaded["unexpected_keys"]) if "inv_freq" not in name]
+    left = sorted([*loaded["unexpected_keys"], *replaced])
+    return model, [name for name in left if "inv_freq" not in name]
 
 
 def renew(model: TapeForCausalLM, names: set[str]) -> None:

@@ -173,7 +173,7 @@ def read_mask(
     (B, T), now = x_BTC.shape[:2], x_BTC.shape[1] > 1 and not training
     S = T if cache is None else sum(cache.get_mask_sizes(T, 0))  # all of a static cache
     of_pairs = mask.ndim == 4 and mask.shape[1:] == (1, T, S)
-    if len(mask) not in (1, B) or not (mask.ndim == 2 or of_pairs):
+    if mask.shape[0] not in (1, B) or not (mask.ndim == 2 or of_pairs):
         raise ValueError(
             f"attention_mask of shape {tuple(mask.shape)}: allowed: ({B}, {S}), 0 at padding, "
             f"or ({B}, 1, {T}, {S})"

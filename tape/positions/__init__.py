@@ -115,10 +115,15 @@ def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any])
         return {"name": name, **given}
     if "sampler" in given:
         new, arguments = sampling.named(given["sampler"])
-        given["sampler"] = {"name": new, **(sampler if new == kind else {}), **arguments}
-    if name != "extended":  # whose arguments determine each other
-        given = {key: value for key, value in given.items() if value is not None or key not in kept}
-    return {"name": name, **kept, **given}
+        own = updated(sampler, arguments) if new == kind else arguments
+        given["sampler"] = {"name": new, **own}
+    # Arguments of `extended` determine each other.
+    return {"name": name, **(kept | given if name == "extended" else updated(kept, given))}
+
+
+def updated(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments with others in their place, apart from nulls."""
+    return kept | {k: x for k, x in given.items() if x is not None or k not in kept}
 
 
 def canonical(position: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -20,6 +20,8 @@ class Mixed(PositionEncoding):
     one encoding: the state that TAPE's layers update passes by the others. Absolute encodings add
     to the embeddings, whatever their layers."""
 
+    positive = ("length",)
+
     # Names of encodings, or mappings with a name, arguments and a `window` (see `LayerPosition`);
     # rotary entries without `theta` and `scaling` have those of the configuration. By default three
     # layers of RoPE and one without positions, as in Llama 4 and SmolLM3 (Yang et al. 2025, arXiv
@@ -61,12 +63,15 @@ class Mixed(PositionEncoding):
         cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
     ) -> dict[str, Any]:
         given = arguments.get("pattern", cls.pattern)
-        if arguments.get("length") is not None or isinstance(given, str):
+        fixed = arguments.get("length") is not None
+        if fixed or isinstance(given, str) or not isinstance(given, Sequence):
             return arguments
         pattern = []
         for entry in given:
             name, own = positions.canonical(entry)
-            if name != "extended":  # a `window` is that of the layers here
+            if name == "extended":  # a `window` is that of the layers here
+                arguments = arguments | {"length": trained}
+            else:
                 own = positions.ENCODINGS[name].on_checkpoint(own, trained, rope)
             pattern.append({"name": name, **own})
         return arguments | {"pattern": pattern}

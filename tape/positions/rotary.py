@@ -140,7 +140,8 @@ class RoPE(PositionEncoding):
         scaling = arguments.get("scaling")
         if not isinstance(scaling, Mapping) or kind_of(scaling) not in OF_A_LENGTH:
             return arguments
-        return arguments | {"scaling": {ORIGINAL: rope.get(ORIGINAL) or trained, **scaling}}
+        length = rope.get(ORIGINAL) or trained
+        return arguments | {"scaling": {**({ORIGINAL: length} if length else {}), **scaling}}
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         # Autocast, which would round a product of matrices, leaves these operations as they are.

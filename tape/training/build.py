@@ -114,13 +114,18 @@ def adapt_model(
     changed = config.position != before
     # TAPE with another initial state keeps its layers.
     alike = cls.updates and ENCODINGS[before["name"]].updates
-    replaces = not alike and before["name"] != config.position["name"]
+    replaces = not alike and names_of(before) != names_of(config.position)
     dtype = "auto" if frozen == BFLOAT16 else torch.float32  # trained weights are not rounded
     model, left = with_weights(base, config, new_encoding=changed, replaces=replaces, dtype=dtype)
     check_finite(f"base_model={base}", model)
     if left:
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
     return model
+
+
+def names_of(position: dict[str, Any]) -> list[str]:
+    """Returns the names of an encoding and, of a mixture, of its entries."""
+    return [position["name"], *(entry["name"] for entry in position.get("pattern", ()))]
 
 
 def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
@@ -157,7 +162,7 @@ def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) 
     rope = before.rope_parameters or {}
     if rope.get("rope_type") != "yarn":
         original = position.get("original_length") or before.max_position_embeddings
-        factor = position["factor"] or max(1.0, (length or original) / original)
+        factor = position.get("factor") or max(1.0, (length or original) / original)
         return position | {"original_length": original, "factor": factor}
     own = {
         "factor": rope["factor"],
