@@ -79,6 +79,7 @@ trainer.use_cpu=true trainer.fp16=true | trainer\.fp16=True: float16 needs a GPU
 trainer.report_to=[mlflow] | trainer\.report_to=\['mlflow'\]: not installed; installed: 
 trainer.save_strategy=best | a run resumes from its last checkpoint
 trainer.accelerator_config={even_batches:false} | \.even_batches=False: processes
+trainer.accelerator_config={dispatch_batches:true} | \.dispatch_batches=True: each process
 trainer.deepspeed=text.txt | trainer(\.deepspeed=text\.txt)?: 
 trainer.fsdp=true | fsdp only works in distributed training
 trainer.output_dir=x | trainer\.output_dir=x: set output_dir=\.\.\. instead

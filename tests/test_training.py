@@ -167,6 +167,13 @@ def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(
     assert dict(losses(finished)) == pytest.approx(dict(losses(quick_run)), abs=1e-5)
 
 
+def test_the_precision_of_a_launcher_is_that_of_the_settings(start, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(ValueError, match=r"asks for mixed precision 'bf16', the settings for 'no'"):
+        start()
+    start("trainer.bf16=true", "trainer.max_steps=1")
+
+
 def test_a_longer_schedule_is_followed_from_its_first_step(start, quick_run):
     start("trainer.max_steps=4")
     raised, whole = (losses(folder, "learning_rate") for folder in (start(), quick_run))

@@ -23,6 +23,7 @@ FIXED = {
     ),
     r"auto_find_batch_size|accelerator_config\.split_batches": "all steps must have one batch size",
     r"accelerator_config\.even_batches": "processes must have as many batches as each other",
+    r"accelerator_config\.dispatch_batches": "each process makes its own batches",
     "resume_from_checkpoint": "a run resumes from the last complete checkpoint in its folder",
     "save_only_model": "a run cannot be resumed without its optimizer state",
     "load_best_model_at_end": "a run ends with its last weights",
@@ -71,6 +72,12 @@ def check_training(arguments: TrainingArguments) -> None:
     """Raises a ValueError for settings that transformers allows but runs here do not support."""
     if arguments.fp16 and arguments.device.type == "cpu":  # transformers would train in float32
         raise ValueError("trainer.fp16=True: float16 needs a GPU; use trainer.bf16=true")
+    precision = next((kind for kind in ("fp16", "bf16") if getattr(arguments, kind)), "no")
+    if (asked := arguments.mixed_precision) != precision:  # by ACCELERATE_MIXED_PRECISION
+        raise ValueError(
+            f"the launcher asks for mixed precision {asked!r}, the settings for {precision!r}: "
+            f"give accelerate launch --mixed_precision {precision}, or trainer.bf16=true"
+        )
     if arguments.save_strategy == "best":
         raise ValueError("trainer.save_strategy=best: a run resumes from its last checkpoint")
     able = get_available_reporting_integrations()
