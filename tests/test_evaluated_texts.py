@@ -74,10 +74,10 @@ def test_bad_texts_are_refused(tmp_path):
 def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp_path):
     """With the same split, also if that is not the usual one; not on a text that was changed."""
     own = shutil.copy(text, tmp_path / f"own{text.suffix}")
-    words = f"data.files={own}", "data.validation_fraction=0.2"
+    words = f"data.files={own}", "data.validation_fraction=0.01"
     run = run_quick(*words, folder=tmp_path / "run")
     text = open_text("run", None, run, tmp_path)
-    corpus = TextCorpus(own, validation_fraction=0.2)
+    corpus = TextCorpus(own, validation_fraction=0.01)
     stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(run)), tmp_path)
     assert text.name == "text (validation)"
     np.testing.assert_array_equal(text.tokens, stream.tokens)
@@ -95,6 +95,9 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
     assert open_text("text", [str(own)], held_out, tmp_path).length > 0
     with pytest.raises(ValueError, match=rf"was trained on {other}"):
         open_text("text", [str(other)], held_out, tmp_path)
+    settings["data"] |= {"files": str(own), "validation": None, "validation_fraction": 0.2}
+    (held_out / "trained.json").write_text(json.dumps(settings))  # more than is held out here
+    assert open_text("text", [str(own)], held_out, tmp_path).length > 0
     with own.open("a") as file:
         file.write(own.read_text().splitlines()[0] + "\n")
     message = rf"--data run: text or .* changed since {run} was .*--data text --files"

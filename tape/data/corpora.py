@@ -84,12 +84,12 @@ class FileCorpus(Corpus):
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.files if self.parts is None else self.parts[split]:
             for text in documents(path, self.field):
-                held_out = self.parts is None and _fraction(text) <= self._highest
+                held_out = self.parts is None and _fraction(text) <= self.highest
                 if self.parts or held_out == (split == "validation"):
                     yield text
 
     @cached_property
-    def _highest(self) -> float:
+    def highest(self) -> float:
         """The highest hash that is held out."""
         below = math.nextafter(self.validation_fraction, 0)
         hashes = set()
@@ -103,7 +103,7 @@ class FileCorpus(Corpus):
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.rule.encode())
-        if self.parts is None and self._highest >= self.validation_fraction:
+        if self.parts is None and self.highest >= self.validation_fraction:
             digest.update(b"the lowest")
         for path in self.files:
             # The same bytes give other documents if the file type differs.
