@@ -104,7 +104,7 @@ STEPS = {"comparison": "train_step, training, sdpa, 256 tokens"}
 TOKENS = {"comparison": "decode, decoding, sdpa, 2,048 tokens"}
 
 LOCAL = {"data": "local (validation)"}
-TEXT = Source("perplexity", ("text/*",), SCRIPT.format("compare"), LOCAL)
+TEXT = Source("perplexity", ("text/*", "text_more/*"), SCRIPT.format("compare"), LOCAL)
 BIGRAMS = Source("perplexity", PAIRS, MINE.format("bigrams"), {"data": "bigrams (validation)"})
 KEYS = Source("passkey", ("passkey/*",), MINE.format("passkey"))
 ADDITION = Source("arithmetic", SUMS, MINE.format("addition"))
