@@ -168,8 +168,7 @@ def rows(
     updating(model)
     trained = model.config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained, 2 * trained, 4 * trained])
-    size = f"--lengths {lengths[-1]}"
-    looked = min(LOOKED_AT, arguments.windows)
+    looked, size = min(LOOKED_AT, arguments.windows), f"--lengths {lengths[-1]}"
     inside.check_size(model, lengths[-1], size, looked)
     logits = 8 * min(BATCH, arguments.windows) * lengths[-1] * model.config.vocab_size
     check_memory(logits, size, "of logits", "give shorter ones, or fewer --windows")
