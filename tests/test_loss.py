@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from conftest import all_options, make_model, random_tokens
 from conftest import gradients as gradients_of_model
-from conftest import make_model, random_tokens
+from every_encoding import POSITIONS
 
 from tape.attention.cpu import attend
 from tape.attention.payload import Values
@@ -84,6 +85,49 @@ def test_a_model_trains_as_by_its_logits(tied, monkeypatch):
     torch.testing.assert_close(trained.loss, shown.loss.to(trained.loss.dtype), rtol=1e-6, atol=0)
     found = gradients_of_model(model, tokens, labels=labels, skip_logits=True)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+GIVEN = {
+    "right": {},
+    "left": {"attention_mask": (torch.arange(12) >= torch.tensor([[0], [4], [2]])).long()},
+    "documents": {"document_ids": (torch.arange(12) >= torch.tensor([[5], [6], [9]])).long()},
+}
+
+
+@pytest.mark.parametrize(
+    ("position", "given", "changes"),
+    [
+        *((position, "right", {}) for position in POSITIONS),
+        *(("tape", given, {"num_recurrences": 2}) for given in GIVEN),
+        ("fox", "left", all_options("fox")),
+    ],
+)
+def test_tokens_that_no_prediction_depends_on_are_spared_the_mlps(position, given, changes):
+    model = make_model(position, dtype=torch.float64, **changes).train()
+    tokens, rows = random_tokens(3, 12), []
+    labels = torch.full_like(tokens, IGNORED)
+    for row, column in ((0, 11), (0, 4), (1, 5), (2, 1), (2, 9)):
+        labels[row, column] = tokens[row, column]
+    inputs = GIVEN[given] | {"labels": labels, "skip_logits": True}
+    torch.manual_seed(3)  # of drawn positions
+    expected = gradients_of_model(model, tokens, **inputs)
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda mlp, x, out: rows.append(out.shape[:-1].numel()))
+    positions = predicted_positions(labels)
+    torch.manual_seed(3)
+    found = gradients_of_model(model, tokens, predicted_positions=positions, **inputs)
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-6)
+    assert rows == (len(rows) - 1) * [11 + 5 + 9] + [5]
+
+
+def test_a_mask_that_shows_later_tokens_spares_none():
+    model, tokens = make_model("rope", dtype=torch.float64), random_tokens(1, 6)
+    labels = tokens.where(torch.arange(6) == 2, IGNORED)
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    inputs = {"labels": labels, "attention_mask": mask, "skip_logits": True}
+    expected = gradients_of_model(model, tokens, **inputs)
+    inputs["predicted_positions"] = predicted_positions(labels)
+    torch.testing.assert_close(gradients_of_model(model, tokens, **inputs), expected)
 
 
 def test_a_head_that_was_replaced_makes_logits():

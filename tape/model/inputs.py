@@ -32,6 +32,7 @@ class Call(NamedTuple):
     use_cache: bool | None
     output_attentions: bool | None = None
     document_ids: Tensor | None = None
+    predicted_positions: Tensor | None = None
 
 
 class LayerInputs(NamedTuple):
@@ -43,6 +44,7 @@ class LayerInputs(NamedTuple):
     cache_layer_idx: int  # each recurrence has layers of its own in a cache
     final: bool  # no layer follows: there is no payload, and E is not updated
     visible: Tensor | None  # (B|1, T) keys that each query sees; only with scalable_softmax
+    rows: Tensor | None  # (N,) the tokens, numbered in (B, T), that need the MLP; None: all
 
 
 class Inputs(NamedTuple):
@@ -82,11 +84,13 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     if cached_indices is not None:  # after all checks
         indices.keep_indices(batch.cache, model.indices_layer, cached_indices, x_BTC.shape[1])
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
-    layers = []
+    layers, (rows, last_rows) = [], _needed(call, batch)
     for idx in range(steps):
         window, bias = windows[idx % count], biases[idx % count]
         tokens = Tokens(positions, bias, batch.real, batch.slots, batch.documents, seen)
-        found = LayerInputs(tokens, *kernels[window], idx, idx == steps - 1, visible[window])
+        final = idx == steps - 1
+        needed = last_rows if final else rows
+        found = LayerInputs(tokens, *kernels[window], idx, final, visible[window], needed)
         layers.append(found)
     return Inputs(x_BTC, states, layers, batch.cache)
 
@@ -132,6 +136,21 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     if call.document_ids is not None:
         documents, index = number_documents(call.document_ids, real)
     return Batch(x_BTC, mask, cache, slots, real, documents), index
+
+
+def _needed(call: Call, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the tokens (N,), numbered in (B, T), on whose MLP predictions depend: all up to the
+    last that predicts, and in the final layer those that predict. None for all tokens; also on a
+    GPU, which would have to wait until they are counted."""
+    labels, (B, T) = call.predicted_positions, batch.x_BTC.shape[:2]
+    looks_ahead = batch.mask is not None and batch.mask.ndim == 4
+    if labels is None or looks_ahead or not labels.is_cpu or is_compiling():
+        return None, None
+    # Column 0 takes the -1 of rows with fewer labels; the label in column n is predicted by n - 1.
+    predict = labels.new_zeros(B, T + 1, dtype=torch.bool)
+    predict = predict.scatter(1, labels.clamp(min=0), True)[:, 1:]
+    before = predict.flip(1).cumsum(1).flip(1) > 0
+    return before.flatten().nonzero()[:, 0], predict.flatten().nonzero()[:, 0]
 
 
 def _check_cache(model: PreTrainedModel, cache: Cache) -> None:

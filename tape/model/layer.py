@@ -156,7 +156,16 @@ class DecoderLayer(GradientCheckpointingLayer):
             normed, e, lambda: self.context, inputs, past_key_values
         )
         x_BTC = x_BTC + attended
-        mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
+        mlp_out = self._mlp_output(x_BTC, inputs.rows)
         if not inputs.final:
             e = self.context.next_state(e, attended_e, mlp_out)
         return x_BTC + mlp_out, e
+
+    def _mlp_output(self, x_BTC: Tensor, rows: Tensor | None) -> Tensor:
+        """Returns the MLP's output (B, T, C), 0 at tokens that do not need it."""
+        if rows is None:
+            return self.mlp(self.post_attention_layernorm(x_BTC))
+        x_NC = x_BTC.flatten(0, 1).index_select(0, rows)
+        out_NC = self.mlp(self.post_attention_layernorm(x_NC))
+        B, T, C = x_BTC.shape
+        return out_NC.new_zeros(B * T, C).index_copy(0, rows, out_NC).view(B, T, C)

@@ -133,6 +133,7 @@ class TapeModel(TapePreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         document_ids: Tensor | None = None,
+        predicted_positions: Tensor | None = None,
     ) -> BaseModelOutputWithPast:
         """
         Args:
@@ -147,6 +148,8 @@ class TapeModel(TapePreTrainedModel):
             output_hidden_states, output_attentions: return them of all layers and recurrences.
             document_ids: (B, T) integers, equal within a document and different in the next. Tokens
                 attend within their document, and token indices restart in each. Without a cache.
+            predicted_positions: of labels (`tape.model.loss`): a CPU then spares tokens that no
+                prediction depends on the MLPs, so that their states are not complete.
 
         Raises:
             ValueError: for contradictory arguments, and for what the backend does not support.
@@ -160,6 +163,7 @@ class TapeModel(TapePreTrainedModel):
             use_cache,
             output_attentions,
             document_ids,
+            predicted_positions,
         )
         inputs = layer_inputs(self, call)
         x_BTC, states = inputs.x_BTC, inputs.states
@@ -228,6 +232,8 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             raise ValueError("labels with logits_to_keep: the loss needs all logits; omit one")
         if skip_logits and labels is None:
             raise ValueError("skip_logits=True without labels: nothing is left; give labels")
+        # A head that was replaced (by an adapter or a resized vocabulary) computes logits.
+        fused = skip_logits and isinstance(self.lm_head, Head)
         shown = {"hidden_states": output_hidden_states, "attentions": output_attentions}
         outputs = self.model(
             input_ids=input_ids,
@@ -237,12 +243,12 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             document_ids=document_ids,
+            predicted_positions=predicted_positions if fused else None,
             # The configuration decides about what is not given.
             **{f"output_{name}": value for name, value in shown.items() if value is not None},
         )
         x_BTC, loss, logits, head = outputs.last_hidden_state, None, None, self.lm_head
-        # A head that was replaced (by an adapter or a resized vocabulary) computes logits.
-        if skip_logits and isinstance(head, Head):
+        if fused:
             loss = head(x_BTC, labels, num_items_in_batch, predicted_positions)
         else:
             keep = logits_to_keep
