@@ -105,7 +105,8 @@ def orthogonalized(x_RC: Tensor) -> Tensor:
     y = y / y.norm().clamp(min=1e-7)
     for _ in range(5):
         gram = y @ y.mT
-        y = 3.4445 * y + (-4.775 * gram + 2.0315 * gram @ gram) @ y
+        polynomial = torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
+        y = torch.addmm(y, polynomial, y, beta=3.4445)
     return (y.mT if x_RC.shape[0] > x_RC.shape[1] else y).to(x_RC.dtype)
 
 
