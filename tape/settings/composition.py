@@ -39,6 +39,7 @@ def call(main: Callable[[], None], name: str) -> None:
     words = sys.argv[1:] = with_fields(sys.argv[1:], name)
     try:
         check_added(words, name)
+        check_rates_are_read(words, name)
         if {"-h", "--help"} & {*words}:
             print(help_of(words, name))
         else:
@@ -102,6 +103,19 @@ def check_added(words: list[str], name: str) -> None:
             raise ValueError(f"{each.input_line}: there is no such setting; --help lists all")
 
 
+def check_rates_are_read(words: list[str], name: str) -> None:
+    """Raises a ValueError for learning rates by encoding (rates=text) that a run would not read."""
+    given = {each.key_or_group: each.input_line for each in parsed(words)}
+    if name != "train" or "rates" not in given or "trainer.learning_rate" in given:
+        return
+    found = OmegaConf.to_container(composed(list(given.values()), name))
+    if "learning_rates" in found and "learning_rates" not in str(found["trainer"]["learning_rate"]):
+        raise ValueError(
+            f"{given['rates']}: this experiment has one learning rate for all encodings, "
+            f"{found['trainer']['learning_rate']}; omit it, or give trainer.learning_rate"
+        )
+
+
 def help_of(words: list[str], name: str) -> str:
     """Returns all groups of settings and the settings that a command composes. Hydra's own text
     takes seconds: it copies all entries for each of the groups."""
@@ -133,6 +147,7 @@ def compose_run(words: list[str]) -> tuple[DictConfig, dict[str, Any]]:
     ValueError for settings that `tape train` would refuse before it reads any data."""
     try:
         check_added(words, "train")
+        check_rates_are_read(words, "train")
         found = composed(words, "train")
         return found, settings_of(found)
     except (HydraException, OmegaConfBaseException) as error:
