@@ -112,7 +112,7 @@ def test_tokens_that_no_prediction_depends_on_are_spared_the_mlps(position, give
     torch.manual_seed(3)  # of drawn positions
     expected = gradients_of_model(model, tokens, **inputs)
     for layer in model.model.layers:
-        layer.mlp.register_forward_hook(lambda mlp, x, out: rows.append(out.shape[:-1].numel()))
+        layer.mlp.up_proj.register_forward_hook(lambda linear, x, out: rows.append(len(out)))
     positions = predicted_positions(labels)
     torch.manual_seed(3)
     found = gradients_of_model(model, tokens, predicted_positions=positions, **inputs)

@@ -124,6 +124,18 @@ class Attention(nn.Module):
         return self.o_proj(attended), attended_e, weights
 
 
+class MLP(LlamaMLP):
+    """The MLP of a Llama, which spares tokens that no prediction depends on."""
+
+    def forward(self, x_BTC: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Returns the output (B, T, C), 0 at tokens that are not among `rows` (N,) of (B, T)."""
+        if rows is None:
+            return super().forward(x_BTC)
+        flat = x_BTC.flatten(0, 1)
+        out_NC = super().forward(flat.index_select(0, rows))
+        return out_NC.new_zeros(flat.shape).index_copy(0, rows, out_NC).view(x_BTC.shape)
+
+
 class DecoderLayer(GradientCheckpointingLayer):
     """One layer: x' = f(x, e), e' = g(x, e). The MLP does not read E, so g is called once, after
     it.
@@ -137,7 +149,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.number = number
         self.self_attn = Attention(config)
-        self.mlp = LlamaMLP(config)
+        self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.context = context
@@ -156,16 +168,7 @@ class DecoderLayer(GradientCheckpointingLayer):
             normed, e, lambda: self.context, inputs, past_key_values
         )
         x_BTC = x_BTC + attended
-        mlp_out = self._mlp_output(x_BTC, inputs.rows)
+        mlp_out = self.mlp(self.post_attention_layernorm(x_BTC), inputs.rows)
         if not inputs.final:
             e = self.context.next_state(e, attended_e, mlp_out)
         return x_BTC + mlp_out, e
-
-    def _mlp_output(self, x_BTC: Tensor, rows: Tensor | None) -> Tensor:
-        """Returns the MLP's output (B, T, C), 0 at tokens that do not need it."""
-        if rows is None:
-            return self.mlp(self.post_attention_layernorm(x_BTC))
-        x_NC = x_BTC.flatten(0, 1).index_select(0, rows)
-        out_NC = self.mlp(self.post_attention_layernorm(x_NC))
-        B, T, C = x_BTC.shape
-        return out_NC.new_zeros(B * T, C).index_copy(0, rows, out_NC).view(B, T, C)
