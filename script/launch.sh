@@ -22,12 +22,9 @@ if ((NGPUS * NNODES == 1)); then
     exec "$python" train.py "$@"
 fi
 
-if ((NNODES == 1)); then # a free port, so that two runs fit on one machine
-    MASTER_PORT=${MASTER_PORT:-$((20000 + $$ % 20000))}
-else
-    MASTER_PORT=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 20000))}
-fi
+port=$$ # a free one, so that two runs fit on one machine
 if ((NNODES > 1)); then
+    port=${SLURM_JOB_ID:-9500}
     if [[ -n ${SLURM_JOB_ID:-} && -z ${SLURM_STEP_ID:-} ]]; then
         echo "error: $NNODES nodes, but this runs on one; put 'srun --ntasks-per-node=1' before it" >&2
         exit 1
@@ -49,7 +46,7 @@ TAPE_STATUS=$(mktemp)
 export TAPE_STATUS TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
 "$python" script/torchrun.py --nnodes "$NNODES" --nproc-per-node "$NGPUS" \
     --node-rank "$NODE_RANK" --master-addr "${MASTER_ADDR:-localhost}" \
-    --master-port "$MASTER_PORT" train.py "$@" &
+    --master-port "${MASTER_PORT:-$((20000 + port % 20000))}" train.py "$@" &
 torchrun=$!
 trap 'kill -TERM "$torchrun"; trap "" TERM' TERM
 trap 'kill -INT "$torchrun"; trap "" INT' INT

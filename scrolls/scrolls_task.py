@@ -19,7 +19,6 @@ from tape.files import write_text
 from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.metrics import read_metrics
 from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import facts, headline, publish
@@ -111,12 +110,11 @@ class ScrollsTask(Task):
             given |= answers(model, self.tokenizer, batch)
         scores = results(self.prompts.task, [*given.values()], [golds[id_] for id_ in given])
         metric, score = SCORE[self.prompts.task.metric], scores["scrolls_score"]
-        metrics = read_metrics(folder / "metrics.jsonl")
-        summary = facts(model, metrics) | trained_for
+        summary = facts(folder, model) | trained_for
         summary |= {"metric": metric, "score": score, "questions": len(rows)}
         found = f"{metric} {score:.2f} on {len(rows)} validation questions, greedily."
         more = f"tape scrolls-generate model={folder} task={task} output=answers.json"
         text = f"# {folder.name}\n\n{headline(summary)}\n\n{task}, budget {budget}: {found}\n\n"
         text += f"All of them: {more}\n"
-        publish(folder, metrics, summary, text)
+        publish(folder, summary, text)
         return text

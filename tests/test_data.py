@@ -221,7 +221,8 @@ BAD = [
     ("a.csv", "text,n,text\na,1,b\n", r"a\.csv: 2 columns 'text' .*; leave one of that name"),
     ("a.csv", "", r"a\.csv cannot be read: No columns"),
     ("a.csv", b"text\ncaf\xe9\n", r"a\.csv is not UTF-8 text"),
-    ("a.csv", "text\n1\n", r"a\.csv, row 0: field 'text' has int 1; a document must be a"),
+    ("a[1].jsonl.gz", GZIP, r"a\[1\]\.jsonl\.gz: rename it: .* no brackets in a compressed file"),
+    ("a::b.jsonl", "{}", r"a::b\.jsonl: rename it: no :: in a name"),
     ("a.csv", "text\na, b\nc\n", rf"{TWO_LINES}: fields: 2, in the header: 1{FORM}"),
     ("a.csv", "id,text\n\n1,a, b\n", r"row 0 \(to line 3\): fields: 3, in the header: 2; "),
     ("a.csv", 'n,text\n1,"a\nb"\n2,c\nd\n', r"row 2 \(to line 5\): fields: 1, in the header: 2; "),
@@ -256,7 +257,7 @@ def test_rows_of_tables(tmp_path):
     lines = "".join('1,"' + text.replace('"', '""') + '"\n' for text in texts)
     (tmp_path / "a.csv").write_text(f"\ufeffn,text\n{lines}\n \n2,\n")
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
-    (tmp_path / "a.jsonl").write_text(lines_of(texts))
+    (tmp_path / "[a].csv.jsonl").write_text(lines_of(texts))
     frames = [zstandard.compress(lines_of(part).encode()) for part in (texts[:2], texts[2:])]
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
     for kind in (pa.string(), pa.large_string(), pa.dictionary("int32", "string")):
@@ -264,6 +265,8 @@ def test_rows_of_tables(tmp_path):
         pyarrow.parquet.write_table(pa.table({"text": pa.array(texts, kind)}), path)
     for path in tmp_path.iterdir():
         assert everything(TextCorpus(path)) == sorted(texts)
+    digits = bad(tmp_path, "digits.csv", "text\n007\n456\n")
+    assert everything(TextCorpus(digits)) == ["007", "456"]
 
 
 def test_compressed_text_in_another_locale_is_refused(tmp_path, monkeypatch):

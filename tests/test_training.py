@@ -1,6 +1,7 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse; and
 runs that end early, by signals, kills, and losses that are not finite."""
 
+import errno
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -21,9 +23,10 @@ from trained import assert_same_weights, checkpoint_names, locked, losses, told_
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape.commands.train import STOPPED
-from tape.runs.folder import last_complete, register_run, remove_old, unfinished, verify_checkpoint
+from tape.runs.folder import SAVING, last_complete, register_run, remove_old, verify_checkpoint
+from tape.runs.folder import locked as lock
 from tape.runs.metrics import read_metrics
-from tape.training.callbacks import NonFiniteLoss, StopAndNaNCallback, Stopped
+from tape.training.callbacks import Console, NonFiniteLoss, StopAndNaNCallback, Stopped
 
 
 def report_of(folder):
@@ -75,15 +78,15 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, settings):
     whole, killed = start(*settings, folder=tmp_path / "whole"), tmp_path / "killed"
     shutil.copytree(whole, killed)
     # As if killed while it saved step 6: the folder has not got its name yet.
-    unfinished(killed).mkdir()
-    (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-6")
+    (killed / SAVING).mkdir()
+    (killed / "checkpoint-8").rename(killed / SAVING / "checkpoint-6")
     (killed / "model.safetensors").unlink()
     with (killed / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "lo')
     start(*settings, folder=killed)
     assert_same_weights(weights(whole), weights(killed))
     assert losses(killed) == losses(whole)
-    assert not unfinished(killed).exists()
+    assert not (killed / SAVING).exists()
 
 
 def test_a_finished_run_only_reports_again(start):
@@ -100,6 +103,9 @@ def test_a_finished_run_only_reports_again(start):
         assert report_of(folder)["steps"] == 8
     with pytest.raises(ValueError, match=r"checkpoint-8 is beyond trainer\.max_steps=6"):
         start(*settings, "trainer.max_steps=6")
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is missing"):
+        start(*settings)
 
 
 def test_a_finished_run_may_go_on(start, finished):
@@ -122,6 +128,46 @@ def test_failed_tries_do_not_block_the_folder(start, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no parameters of its own"):  # the optimizer is made late
         start("position=rope", "+optimizer.encoding_factor=2")
     start()
+
+
+def test_a_failed_start_leaves_a_folder_as_it_was(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for name in ("link", "real", "new"):
+        with pytest.raises(RuntimeError, match="first"), lock(tmp_path / name):
+            raise RuntimeError("first")
+    assert not (tmp_path / "new").exists() and not [*(tmp_path / "real").iterdir()]
+    none = mock.patch("fcntl.lockf", side_effect=OSError(errno.ENOLCK, "No locks available"))
+    with none, pytest.raises(ValueError, match=r"real cannot be locked .* \(No locks"):
+        lock(tmp_path / "real").__enter__()
+
+
+def test_a_resumed_run_validates_when_an_undisturbed_one_does(start):
+    settings = ["trainer.eval_on_start=true", "trainer.eval_delay=8"]
+    for step in (3, 4):
+        with told_to_stop(step), pytest.raises(Stopped):
+            start(*settings)
+    assert [step for step, _ in losses(start(*settings), "eval_loss")] == [0, 8]
+
+
+def test_speed_counts_waiting_for_data_but_no_validation(monkeypatch):
+    times = iter((10, 12, 15, 20, 21, 23, 24))  # first begin, ends, validation, end, save, end
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    state = SimpleNamespace(global_step=4, max_steps=9, is_world_process_zero=False)
+    given, speeds = (SimpleNamespace(device=torch.device("cpu")), state, None), []
+    console = Console()
+    for events in ("begin end begin end", "validated begin end saved begin end"):
+        for event in events.split():
+            if event == "validated":
+                console.on_log(*given, logs={"eval_loss": 1.0})
+            elif event == "saved":
+                console.on_save(*given)
+            else:
+                getattr(console, f"on_step_{event}")(*given)
+        console.tokens, logs = 90, {"loss": 1.0, "learning_rate": 1.0}
+        console.on_log(*given, logs=logs)
+        speeds.append(logs["tokens_per_second"])
+    assert speeds == [90 / 5, 90 / 2]
 
 
 def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, quick_run, caplog):
@@ -147,12 +193,12 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start):
     full = OSError("No space left on device")
     with mock.patch("torch.save", side_effect=full), pytest.raises(OSError, match="No space"):
         start()
-    assert (unfinished(folder) / "checkpoint-8" / "model.safetensors").exists()
+    assert (folder / SAVING / "checkpoint-8" / "model.safetensors").exists()
     assert checkpoint_names(folder) == ["checkpoint-4"]
     assert verify_checkpoint(folder / "checkpoint-4") is None
     start()
     assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
-    assert not unfinished(folder).exists()
+    assert not (folder / SAVING).exists()
 
 
 def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(

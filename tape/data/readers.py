@@ -8,6 +8,7 @@ import csv
 import json
 import locale
 import logging
+import re
 import zipfile
 import zlib
 from codecs import BOM_UTF8
@@ -22,6 +23,7 @@ import pyarrow
 from datasets import IterableDataset, load_dataset
 from datasets.data_files import DataFilesDict, DataFilesList
 from fsspec.compression import register_compression
+from fsspec.utils import compressions
 
 from tape.validation import encodable
 
@@ -82,17 +84,20 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
     """Returns rows with the document of each line of a file of JSON lines, or of each row of a
     .csv or .parquet file, as `text`; it is empty for a blank line. The local file or URL may be
     compressed (.gz, .zst and others)."""
+    kinds = [suffix for suffix in Path(path).suffixes if suffix[1:] not in compressions]
+    is_plain, kind = kinds == Path(path).suffixes, kinds[-1] if kinds else ""
+    if "::" in str(path) or (re.search(r"[\[\]]", Path(path).name) and not is_plain):
+        raise ValueError(f"{path}: rename it: no :: in a name, no brackets in a compressed file's")
     # As a DataFilesList, a name with brackets is not taken for a pattern.
     files = DataFilesDict(train=DataFilesList([str(path)], []))
     load = partial(load_dataset, data_files=files, split="train", streaming=True)
-    suffixes, encoding = Path(path).suffixes, locale.getpreferredencoding(False)
-    is_json = False
-    if ".parquet" in suffixes:
+    encoding, is_json = locale.getpreferredencoding(False), False
+    if kind == ".parquet":
         columns = load("parquet").column_names
         rows = load("parquet", columns=[field] if field in columns else columns)
-    elif ".csv" in suffixes:
+    elif kind == ".csv":
         check_table(path, field)
-        rows = load("csv", keep_default_na=False)
+        rows = load("csv", keep_default_na=False, converters={field: str})  # 007 is a text
     elif encoding.lower() in ("utf-8", "utf8"):
         rows, is_json = load("text"), True
     else:

@@ -30,7 +30,6 @@ SENTENCEPIECE = [
     {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
 ]
 PROBE = "a   b\n\n1c"  # whose tokens stand for as many bytes, or one more, if none are left out
-KINDS = ("bpe", f"bpe of pieces up to {MAX_PIECE}")  # without long runs in the sample, and with
 LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
@@ -52,24 +51,20 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
             raise ValueError(f"it has {len(tokenizer)} tokens, not vocab_size={vocab_size}")
         return tokenizer
 
-    folders = []
-    for kind in KINDS:
-        key = hashlib.sha256(f"{corpus.fingerprint()} {kind} {vocab_size}".encode()).hexdigest()
-        folders.append(cache_dir / "tokenizers" / key[:16])
-        if (tokenizer := read_or_discard(folders[-1], read)) is not None:
-            return tokenizer
+    key = hashlib.sha256(f"{corpus.fingerprint()} bpe {vocab_size}".encode()).hexdigest()
+    folder = cache_dir / "tokenizers" / key[:16]
+    if (tokenizer := read_or_discard(folder, read)) is not None:
+        return tokenizer
     log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
-    trained, is_cut = _train(corpus, vocab_size)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=trained, bos_token=END, eos_token=END, pad_token=PADDING
-    )
-    with new_folder(folders[is_cut]) as work:
+    trained, special = _train(corpus, vocab_size), {"bos_token": END, "eos_token": END}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, **special, pad_token=PADDING)
+    with new_folder(folder) as work:
         tokenizer.save_pretrained(work)
-    return load_tokenizer(str(folders[is_cut]))
+    return load_tokenizer(str(folder))
 
 
-def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
-    """Returns a tokenizer and whether it cuts long runs, which it does if the sample has any."""
+def _train(corpus: Corpus, vocab_size: int) -> Tokenizer:
+    """Returns a tokenizer, which cuts long runs if the sample has any."""
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     runs = pre_tokenizers.Split(Regex(LONG_RUN), "isolated")
     tokenizer, is_cut, documents = Tokenizer(models.BPE()), False, 0
@@ -97,7 +92,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
         raise ValueError(f"the training text is too small for {vocab_size=}: give {remedy}")
     if not is_cut:
         tokenizer.pre_tokenizer = words
-    return tokenizer, is_cut
+    return tokenizer
 
 
 def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:

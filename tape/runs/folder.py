@@ -23,6 +23,7 @@ CONFIGURATION = "run.json"
 TRAINED = "trained.json"
 EARLIER = "earlier_max_steps"
 HASHES = "sha256.json"
+SAVING = ".saving"  # the temporary folder of a checkpoint that is being written
 OF_A_START = {".lock", CONFIGURATION, provenance.FILE}
 log = logging.getLogger(__name__)
 
@@ -123,21 +124,29 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Locks a run's folder, which the first of a run's processes does; raises a ValueError if
-    another run holds the lock. A run that fails before it starts leaves no folder."""
+    another run holds the lock. A run that fails before it starts leaves no files."""
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             # POSIX locks belong to one process: data-loader workers that outlive it hold none.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except (BlockingIOError, PermissionError) as error:
             raise ValueError(
                 f"another process is using {folder}; wait for it, or choose another name=..."
             ) from error
+        except OSError as error:
+            what = f"cannot be locked on this file system ({error.strerror})"
+            raise ValueError(f"{folder} {what}; choose another output_dir=...") from error
         try:
             yield
         except BaseException:
-            if {path.name for path in folder.iterdir()} <= OF_A_START:
-                shutil.rmtree(folder)
+            files = [*folder.iterdir()]
+            if {path.name for path in files} <= OF_A_START:
+                for path in files:
+                    path.unlink()
+                if is_new:
+                    folder.rmdir()
             raise
 
 
@@ -172,11 +181,6 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name[11:])
-
-
-def unfinished(folder: Path) -> Path:
-    """Returns the temporary folder of a checkpoint that is being written."""
-    return folder / ".saving"
 
 
 def finalize_checkpoint(work: Path, checkpoint: Path) -> None:
@@ -219,7 +223,7 @@ def last_complete(folder: Path) -> Path | None:
 
 def clear_unfinished(folder: Path) -> None:
     """Removes the partial checkpoint of a run that was killed while saving."""
-    if (work := unfinished(folder)).exists():
+    if (work := folder / SAVING).exists():
         log.warning("a checkpoint was not finished: removed")
         shutil.rmtree(work)
 

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -82,6 +82,11 @@ def parsed(words: list[str]) -> list[Override]:
     return overrides
 
 
+def unswept(overrides: Iterable[Override]) -> list[str]:
+    """Returns the overrides of one value: not seed=0,1, which makes several runs."""
+    return [each.input_line for each in overrides if not each.is_sweep_override()]
+
+
 def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the settings of a configuration, such as `trainer.max_steps`, and their values."""
     for key, value in tree.items():
@@ -105,14 +110,15 @@ def check_added(words: list[str], name: str) -> None:
 
 def check_rates_are_read(words: list[str], name: str) -> None:
     """Raises a ValueError for learning rates by encoding (rates=text) that a run would not read."""
-    given = {each.key_or_group: each.input_line for each in parsed(words)}
+    given = {each.key_or_group: each for each in parsed(words)}
     if name != "train" or "rates" not in given or "trainer.learning_rate" in given:
         return
-    found = OmegaConf.to_container(composed(list(given.values()), name))
-    if "learning_rates" in found and "learning_rates" not in str(found["trainer"]["learning_rate"]):
+    found = OmegaConf.to_container(composed(unswept(given.values()), name))
+    rate, refused = found["trainer"]["learning_rate"], given["rates"].input_line
+    if "learning_rates" in found and "learning_rates" not in str(rate):
         raise ValueError(
-            f"{given['rates']}: this experiment has one learning rate for all encodings, "
-            f"{found['trainer']['learning_rate']}; omit it, or give trainer.learning_rate"
+            f"{refused}: this experiment has one learning rate for all encodings, {rate}; omit it, "
+            "or give trainer.learning_rate"
         )
 
 
@@ -120,7 +126,7 @@ def help_of(words: list[str], name: str) -> str:
     """Returns all groups of settings and the settings that a command composes. Hydra's own text
     takes seconds: it copies all entries for each of the groups."""
     groups = (f"{group}: {', '.join(sorted(options(group)))}" for group in groups_of())
-    settings = OmegaConf.to_yaml(composed([each.input_line for each in parsed(words)], name))
+    settings = OmegaConf.to_yaml(composed(unswept(parsed(words)), name))
     usage = "usage: group=entry chooses an entry of a group, setting=value changes a setting"
     more = "--hydra-help lists the flags of Hydra"
     more = more if name == "train" else "settings of the runs follow --"

@@ -86,6 +86,7 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     all of them. Raises a ValueError for settings that are out of bounds, or that a run refuses."""
     schema.check("name", cfg["name"], schema.FOLDER)
     schema.check("jobs", cfg["jobs"], schema.integer(1))
+    schema.check("seconds", cfg["seconds"], schema.optional(schema.NOT_NEGATIVE))
     varied = ((axis, values) for axis, values in nodes(cfg["vary"]) if not isinstance(values, dict))
     axes = {axis: [*dict.fromkeys(words(values))] for axis, values in varied}
     seeds = [*dict.fromkeys(words(cfg["seeds"]))]

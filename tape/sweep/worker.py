@@ -36,6 +36,7 @@ def serve() -> None:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             os.dup2(output, 1)
             os.dup2(output, 2)
+        sys.orig_argv = [sys.executable, "-m", module, *sys.argv[1:]]  # for provenance
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
 

@@ -197,10 +197,10 @@ class GeneratedTask(Task):
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         self.source.save(folder)
         answered = self.answer(model)
-        metrics = read_metrics(folder / "metrics.jsonl")
-        summary = facts(model, metrics) | self.accuracies(answered)
+        summary = facts(folder, model) | self.accuracies(answered)
         parts = [f"# {folder.name}", headline(summary)]
         if self.criterion is not None:
+            metrics = read_metrics(folder / "metrics.jsonl")
             step = summary["criterion_step"] = reached(metrics, self.criterion)
             goal = f"{self.criterion:.0%} right answers in the trained lengths"
             parts.append(f"Reached {goal} at step {step}." if step else f"Failed to reach {goal}.")
@@ -210,7 +210,7 @@ class GeneratedTask(Task):
         parts.append(markdown_table([("length", "right answers"), *rows]))
         more = f"answers and a picture: tape evaluate {folder} --task {self.name}"
         text = "\n\n".join([*parts, f"{len(answered):,} {self.unit}. More of them, {more}"]) + "\n"
-        publish(folder, metrics, summary, text)
+        publish(folder, summary, text)
         return text
 
     @staticmethod

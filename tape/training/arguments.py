@@ -7,7 +7,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from torch.optim import SGD
+from transformers import TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import SchedulerType
 
@@ -51,12 +52,13 @@ WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 def training_arguments(
     settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]
 ) -> TrainingArguments:
-    """Returns the arguments of a run's Trainer, by default for a GPU where there is one. Raises a
-    ValueError for settings of `trainer` that transformers or runs here refuse."""
+    """Returns the arguments of a run's Trainer, by default for a GPU where there is one that has
+    float64, as Apple's have not. Raises a ValueError for settings of `trainer` that transformers or
+    runs here refuse."""
     given = settings.trainer
     try:
         with without_deprecations():
-            arguments = instantiate({"use_cpu": not torch.accelerator.is_available()} | given)
+            arguments = instantiate({"use_cpu": not torch.cuda.is_available()} | given)
     except (ValueError, TypeError, OSError, ImportError) as error:
         raise ValueError(f"trainer: {error}") from error
     for name in ("output_dir", "seed"):
@@ -115,13 +117,19 @@ def _check_schedule(arguments: TrainingArguments) -> None:
         raise ValueError(f"{schedule} reads a metric: the rate must follow from the step")
     if given and kind in WITHOUT_ARGUMENTS:
         raise ValueError(f"trainer.lr_scheduler_kwargs={given}: {schedule} takes none")
-    most = arguments.max_steps - arguments.get_warmup_steps(arguments.max_steps)
+    warmup = arguments.get_warmup_steps(arguments.max_steps)
+    most = arguments.max_steps - warmup
     decay = given.get("num_decay_steps", 0)
     if type(decay) is not int or not 0 <= decay <= most:
         raise ValueError(
             f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be >= 0 and at most "
             f"{most}, the steps after warm-up"
         )
+    try:
+        steps, optimizer = arguments.max_steps, SGD([torch.zeros(1)])
+        get_scheduler(kind, optimizer, warmup, steps, scheduler_specific_kwargs=given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{schedule}, trainer.lr_scheduler_kwargs={given}: {error}") from error
 
 
 def sequences_per_step(arguments: TrainingArguments) -> int:

@@ -29,10 +29,11 @@ class Stopped(Exception):
     """The run was told to stop and has saved; rerunning the command resumes it."""
 
 
-def peak_memory() -> int:
-    """Returns the peak memory of the GPU, otherwise the peak resident size of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+def peak_memory(device: torch.device) -> int:
+    """Returns the peak memory of a GPU, otherwise the peak resident size of this process, which
+    includes earlier runs in it (train.py -m)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -43,13 +44,21 @@ class Console(TrainerCallback):
     def __init__(self):
         # Since the last log event:
         self.tokens = 0  # of all processes, including padding
-        self.seconds, self.steps = 0.0, 0  # in steps, without evaluation and saving
+        # With waiting for data, without evaluation and saving:
+        self.seconds, self.steps = 0.0, 0
+        self.began = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if args.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(args.device)
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.began = time.perf_counter()
+        # The first one follows the sequences that a resumed run skips.
+        self.began = self.began or time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.seconds, self.steps = self.seconds + time.perf_counter() - self.began, self.steps + 1
+        now = time.perf_counter()
+        self.seconds, self.steps, self.began = self.seconds + now - self.began, self.steps + 1, now
         if state.global_step == state.max_steps and not any("loss" in x for x in state.log_history):
             control.should_log = True  # a run of fewer steps than logging_steps
 
@@ -57,7 +66,7 @@ class Console(TrainerCallback):
         if "loss" in logs and self.steps:
             speed = self.tokens / self.seconds
             logs["tokens_per_second"] = round(speed, 1)
-            logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
+            logs["peak_memory_gib"] = round(peak_memory(args.device) / 2**30, 3)
             left = (state.max_steps - state.global_step) * self.seconds / self.steps
             line = f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  {speed:,.0f} tokens/s"
             line += f"  {tqdm.format_interval(left)} left"
@@ -66,10 +75,14 @@ class Console(TrainerCallback):
             measured = {"eval_loss": measured["eval_loss"]} if "eval_loss" in logs else measured
             named = (f"{key[5:].replace('_', ' ')} {x:.4f}" for key, x in measured.items())
             line = f"validation {', '.join(named)}"
+            self.began = time.perf_counter()
         else:
             return
         if state.is_world_process_zero:
             print(f"step {state.global_step}/{state.max_steps}  {line}", flush=True)
+
+    def on_save(self, args, state, control, **kwargs):
+        self.began = time.perf_counter()
 
 
 class StopAndNaNCallback(TrainerCallback):
@@ -223,9 +236,9 @@ class Continued(TrainerCallback):
             schedules = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
             step = lr_scheduler.last_epoch
             _set_rates(lr_scheduler, (base * schedule(step) for base, schedule in schedules))
-        if state.global_step and args.eval_strategy == "steps":
-            due = state.global_step % state.eval_steps == 0
-            args.eval_on_start |= due and not validated(state)
+        if step := state.global_step:
+            due = args.eval_strategy == "steps" and step % state.eval_steps == 0
+            args.eval_on_start = due and step >= args.eval_delay and not validated(state)
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_save |= state.global_step >= state.max_steps

@@ -19,7 +19,7 @@ from tape.evaluation.tables import markdown_table
 from tape.evaluation.windows import Window, spread
 from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.metrics import read_metrics
+from tape.runs.metrics import MetricsFile, read_metrics
 
 TEXT = """\
 # {name}
@@ -67,9 +67,12 @@ def counted(
     return found
 
 
-def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+def facts(folder: Path, model: TapeForCausalLM) -> dict[str, Any]:
     """Returns facts common to all reports: the model and a summary of its training metrics, with
     medians of the log events."""
+    file = folder / MetricsFile.FILE
+    if not (metrics := read_metrics(file)):
+        raise ValueError(f"{file} is missing, or its first row is damaged: the run is incomplete")
 
     def of(key: str, summary: Callable[[list[float]], float], digits: int) -> float | None:
         values = [row[key] for row in metrics if key in row]
@@ -109,13 +112,12 @@ def write_report(
     windows = scored_windows(model, validation, length, tokens)
     scored = places(windows[length])
     scored_bytes = text_bytes(tokenizer, validation.tokens, scored)
-    metrics = read_metrics(folder / "metrics.jsonl")
 
     def scores(each: Perplexity) -> dict[str, float | None]:
         return {"perplexity": each.perplexity, "bits_per_byte": each.bits_per_byte(scored_bytes)}
 
     found = {n: scores(perplexity(model, validation.tokens, windows[n], n)) for n in windows}
-    summary = facts(model, metrics) | {"scored_tokens": len(scored), "scored_bytes": scored_bytes}
+    summary = facts(folder, model) | {"scored_tokens": len(scored), "scored_bytes": scored_bytes}
     summary["perplexity"] = [{"length": n, "times": n // length, **found[n]} for n in found]
     grams: dict[str, dict[str, float | None]] = {}
     if seen is not None:
@@ -132,7 +134,7 @@ def write_report(
     text = TEXT.format(name=folder.name, headline=about, table=table, **counts)
     if grams:
         text += ABOUT_GRAMS.format(seen.size)
-    publish(folder, metrics, summary, text)
+    publish(folder, summary, text)
     curves = {folder.name: [(n, each["perplexity"]) for n, each in found.items()]}
     curves |= {name: [(n, each["perplexity"]) for n in windows] for name, each in grams.items()}
     axes = {"xlabel": "window (tokens)", "ylabel": "validation perplexity", "xticks": [*windows]}
@@ -140,11 +142,9 @@ def write_report(
     return text
 
 
-def publish(
-    folder: Path, metrics: list[dict[str, Any]], summary: dict[str, Any], text: str
-) -> None:
+def publish(folder: Path, summary: dict[str, Any], text: str) -> None:
     """Writes the files of all reports: summary, text and a picture of the losses."""
-    target = folder / "report"
+    target, metrics = folder / "report", read_metrics(folder / MetricsFile.FILE)
     write_text(target / "report.json", json.dumps(summary, indent=1) + "\n")
     write_text(target / "report.md", text)
     curves = {

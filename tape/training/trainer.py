@@ -22,7 +22,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from tape.files import write_text
 from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
-from tape.runs.folder import TRAINED, clear_unfinished, finalize_checkpoint, remove_old, unfinished
+from tape.runs.folder import SAVING, TRAINED, clear_unfinished, finalize_checkpoint, remove_old
 from tape.runs.metrics import MetricsFile
 from tape.training.callbacks import (
     Console,
@@ -172,11 +172,11 @@ class LanguageModelTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any) -> str:
         # transformers saves here; `_save_checkpoint` renames complete checkpoints.
-        return str(unfinished(Path(self.args.output_dir)))
+        return str(Path(self.args.output_dir, SAVING))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder, step = Path(self.args.output_dir), self.state.global_step
-        work, target = unfinished(folder) / f"checkpoint-{step}", folder / f"checkpoint-{step}"
+        work, target = folder / SAVING / f"checkpoint-{step}", folder / f"checkpoint-{step}"
         if not self._weights_are_finite(model):
             raise NonFiniteLoss(f"weights are not finite after step {step}: not saved")
         self.continued.record()
@@ -184,7 +184,7 @@ class LanguageModelTrainer(Trainer):
         self.accelerator.wait_for_everyone()  # each process writes its part
         if self.is_world_process_zero():
             finalize_checkpoint(work, target)
-            unfinished(folder).rmdir()
+            work.parent.rmdir()
             remove_old(target, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
 
