@@ -1,5 +1,7 @@
 """How time and memory grow with the length, from results of benchmarks/speed.py."""
 
+from itertools import cycle
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -53,7 +55,7 @@ def curves(every: Panels) -> Figure:
     """Draws a line per method in each panel, of time with the band between its quartiles."""
     figure, places = side_by_side(len(every), 2, (6.5, 4))
     methods = pd.concat(rows["method"] for *_, rows in every).unique()
-    styles = dict(zip(methods, STYLES, strict=False))
+    styles = dict(zip(methods, cycle(STYLES), strict=False))
     for axes, (work, measure, label, rows) in zip(places, every, strict=True):
         for method, exponent in exponents(rows, measure).items():
             line, style = rows[rows["method"] == method], styles[method]

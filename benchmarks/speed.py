@@ -224,6 +224,8 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
             found |= {f"{title}: {own}": (load, [own]) for own in methods}
         elif methods:
             found[title] = load, methods
+    if not found:
+        raise ValueError(f"--methods {' '.join(arguments.methods)}: none has the work asked for")
     return found
 
 

@@ -114,9 +114,9 @@ def evaluate(given: Words = None) -> argparse.Namespace:
 
 
 def with_dashes(given: Words) -> list[str]:
-    """Returns words with `--samples=10` for `samples=10`."""
+    """Returns words with `--samples=10` for `samples=10`, which is no file."""
     words = sys.argv[1:] if given is None else given
-    return [f"--{word}" if re.match(r"\w+=", word) else word for word in words]
+    return [f"--{x}" if re.match(r"\w+=", x) and not Path(x).exists() else x for x in words]
 
 
 def add_addition(parser: argparse.ArgumentParser) -> None:

@@ -31,10 +31,10 @@ class Outcome:
         return self.err.strip().splitlines()
 
 
-def run_command(*words: str, folder: Path) -> Outcome:
+def run_command(*words: str, folder: Path, succeeds: bool = False) -> Outcome:
     """Runs `python words...` with `folder` as the current one: a file of `folder` or of this
     project and its arguments, or the `main` of a module, as `-m MODULE ...`. A traceback is on
-    stderr, with status 1."""
+    stderr, with status 1; with `succeeds`, the status must be 0."""
     words = [str(word) for word in words]
     module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
     if module and (ROOT / module.replace(".", "/") / "__main__.py").is_file():
@@ -68,7 +68,9 @@ def run_command(*words: str, folder: Path) -> Outcome:
         except BaseException:
             status = 1
             traceback.print_exc()
-    return Outcome(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    outcome = Outcome(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    assert status == 0 or not succeeds, outcome.err
+    return outcome
 
 
 @contextlib.contextmanager

@@ -39,8 +39,6 @@ torch.set_num_threads(1)  # tests run side by side, on matrices too small to sha
 TRAIN_LENGTH = 16
 VOCABULARY = 61
 
-both_kernels = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-
 
 def make_config(position="tape", **changes) -> TapeConfig:
     shape = {
@@ -160,6 +158,12 @@ def assert_as_alone(model, logits, tokens, mask):
     for row, real in enumerate(mask.bool()):
         alone = model(tokens[row : row + 1, real], use_cache=False).logits[0]
         torch.testing.assert_close(logits[row, real], alone, atol=1e-5, rtol=1e-5)
+
+
+def refuses(message, call, *given, **named):
+    """A call raises a ValueError that says this."""
+    with pytest.raises(ValueError, match=message):
+        call(*given, **named)
 
 
 def gradients(model, tokens, **inputs):

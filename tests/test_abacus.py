@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, refuses
 from transformers import DynamicCache
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -68,9 +68,6 @@ def test_what_has_no_places_is_refused():
     model = make_abacus()
     with pytest.raises(ValueError, match="position 9 is beyond the learned table of length=9"):
         model(torch.tensor([[*DIGITS, *DIGITS[1:]]]))
-    with pytest.raises(ValueError, match=r"digits=\[-1\] must be a list of token ids"):
-        make_abacus(digits=[-1])
-    with pytest.raises(ValueError, match="offset=9 must be an integer >= 0 and below length=9"):
-        make_abacus(offset=9)
-    with pytest.raises(ValueError, match="sampler='shift' would move the rows"):
-        make_abacus(sampler="shift")
+    refuses(r"digits=\[-1\] must be a list of token ids", make_abacus, digits=[-1])
+    refuses("offset=9 must be an integer >= 0 and below length=9", make_abacus, offset=9)
+    refuses("sampler='shift' would move the rows", make_abacus, sampler="shift")

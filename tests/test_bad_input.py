@@ -14,8 +14,7 @@ import pytest
 import torch
 from commands import run_command
 from conftest import composed
-from omegaconf import OmegaConf
-from refusals import NESTED, QUANTIZED, check_refusal, configuration, files, left_in, line_of
+from omegaconf import OmegaConf, open_dict
 from results import add_grid, add_passkeys, add_perplexity, make_run
 from safetensors.torch import load_file, save_file
 from script_folder import lay_out
@@ -27,7 +26,56 @@ from tape.commands import train
 from tape.model.checkpoint import load, weight_files
 from tape.results.runs import read_run
 from tape.runs.folder import HASHES, finalize_checkpoint
+from tape.settings.composition import is_expected, parsed, refuse
+from tape.settings.groups import options
 from tape.settings.schema import FOLDER
+
+NESTED = "[" * 100_000 + "]" * 100_000
+QUANTIZED = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+
+
+def line_of(work, *given):
+    """The line with which a command ends that refuses to do this."""
+    with pytest.raises(Exception) as refusal:
+        work(*given)
+    assert is_expected(refusal.value), refusal.value
+    with pytest.raises(SystemExit) as end:
+        refuse(refusal.value)
+    assert "\n" not in end.value.code
+    return end.value.code
+
+
+def changed(cfg, words):
+    """A configuration with other settings, as Hydra reads them."""
+    with open_dict(cfg):
+        for override in parsed(words):
+            OmegaConf.update(cfg, override.key_or_group, override.value(), force_add=True)
+    return cfg
+
+
+def configuration(words):
+    """That of a run: groups of settings are composed, once for each choice, and others changed."""
+    grouped = [word for word in words if options(word.partition("=")[0])]
+    others = [word for word in words if word not in grouped]
+    return changed(composed("experiment=quick", *grouped), others)
+
+
+def files(folder):
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def left_in(folder):
+    return {path for path in folder.rglob("*") if path.name != ".lock" and not path.is_dir()}
+
+
+def check_refusal(outcome, message, folder):
+    """One line, which matches `message`, and nothing in `folder`."""
+    assert outcome.status not in (0, None)
+    assert "Traceback" not in outcome.err, outcome.err
+    assert len(outcome.lines) == 1, outcome.err
+    assert re.search(f"^error: .*?{message.removeprefix('^error: ')}", outcome.lines[0]), outcome
+    assert not left_in(folder)
+
 
 BOUNDS = [
     ("an integer in 258..2147483647", "vocab_size", "many", 100),
@@ -100,18 +148,14 @@ model.num_attention_heads=3 | hidden size \(32\) is not a multiple .* \(3\)
 model.num_recurrences=999999 | model\.num_hidden_layers=\d times num_recurrences=999999
 model.pad_token_id=9999 | model\.pad_token_id=9999: it is set by the tokenizer
 model.vocab_size=3 | tokenizer has ids up to 299, too many for model\.vocab_size=3
-model.attn_implementation=foo | attn_implementation='foo' .*: no such implementation
 +position.widht=3 | takes no argument 'widht'; did you mean 'width'
 model.hiden_size=3 | model takes no argument 'hiden_size'; did you mean 'hidden_size'
-position=rope position.scaling={rope_type:linear} | rope_type='linear' also needs factor
 position=rope position.scaling={rope_type:linear,factor:2,partial_rotary_factor:0.5} | not default
-position=yarn position.factor=0.5 | factor=0\.5 must be a number >= 1
 position=t5 position.max_distance=99999999999 | t5: max_distance=9+ must be an integer.*, below 2
 position=learned position.length=5 | position 63 is beyond the learned table of length=5
 position.sampler={name:shift,maximum:9223372036854775808} | maximum=9223372036854775808 m
 position=keep | position=keep .* need a base_model=\.\.\.
 position=abacus position.digits=[99999] | digits=\[99999\] must be a list of token ids bel
-position=mixed position.pattern=[mixed] | mixed applies to all layers
 base_model=org/base peft=lora peft.extra=maybe | peft\.extra='maybe' must be true or
 base_model=output/no | base_model=output/no: there is no such folder; give that of a model
 base_model=. | base_model=\.: \. has no config\.json
@@ -237,6 +281,7 @@ DAMAGED = [
     (WEIGHTS, "", r"broken is damaged \(SafetensorError"),
     (WEIGHTS, None, r"broken has no model\.safetensors"),
     ("tokenizer.json", NESTED, r"tokenizer\.json is damaged \(RecursionError"),
+    (f"{WEIGHTS}.index.json", '{"weight_map": {}}', "names '', which is not a file"),
     (f"{WEIGHTS}.index.json", INDEX, r"names '\.\./\S+', which is not a file in the same folder"),
 ]
 

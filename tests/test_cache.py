@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import CACHE_CHANGES, make_model, random_tokens
+from conftest import CACHE_CHANGES, make_model, random_tokens, refuses
 from test_scrolls import byte_tokenizer
 from transformers import DynamicCache, MistralConfig, StaticCache
 
@@ -128,16 +128,14 @@ def test_a_cache_that_drops_tokens_is_refused():
     model, tokens = make_model("rope", sliding_window=3), random_tokens(1, 9)
     mistral = MistralConfig(num_hidden_layers=3, sliding_window=3)
     for cache in (DynamicCache(config=mistral), StaticCache(config=mistral, max_cache_len=12)):
-        with pytest.raises(ValueError, match="a cache with sliding layers"):
-            model(tokens, past_key_values=cache)
+        refuses("a cache with sliding layers", model, tokens, past_key_values=cache)
 
 
 def test_cached_keys_that_may_not_have_arrived_are_not_read():
     model, tokens = make_model("fox"), random_tokens(1, 9)
     cache = model(tokens[:, :5], past_key_values=DynamicCache()).past_key_values
     cache.offloading = True
-    with pytest.raises(ValueError, match="an offloaded cache with"):
-        model(tokens[:, 5:], past_key_values=cache)
+    refuses("an offloaded cache with", model, tokens[:, 5:], past_key_values=cache)
 
 
 def test_a_cache_that_checkpointing_leaves_empty_is_refused():
@@ -162,6 +160,5 @@ def test_a_cache_of_another_draw_is_refused(position):
     """In training each call draws: the cached tokens would have other positions than the new."""
     model, tokens = make_model(position).train(), random_tokens(1, 9)
     cache = model(tokens[:, :5], past_key_values=GrowingCache()).past_key_values
-    with pytest.raises(ValueError, match=r"cached tokens in training .* drawn anew"):
-        model(tokens[:, 5:], past_key_values=cache)
+    refuses(r"cached tokens in training .* drawn anew", model, tokens[:, 5:], past_key_values=cache)
     model.eval()(tokens[:, 5:], past_key_values=cache)

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from conftest import refuses
 from results import add_grid, make_run
 
 from tape import provenance
@@ -87,8 +88,7 @@ def test_damaged_results_are_refused(runs, tmp_path):
         path = tmp_path / "a" / name
         whole = path.read_text()
         path.write_text(re.sub(old, new, whole))
-        with pytest.raises(ValueError, match=message):
-            read([tmp_path / "a"])
+        refuses(message, read, [tmp_path / "a"])
         path.write_text(whole)
 
 
@@ -172,8 +172,7 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
         ValueError, match="--baseline 'tpae' is not a row; choose one of tape, rope"
     ):
         compare(runs, tmp_path / "out", "grid", baseline="tpae")
-    with pytest.raises(ValueError, match=r"no runs were given|has none of"):
-        read([tmp_path / "nothing"])
+    refuses(r"no runs were given|has none of", read, [tmp_path / "nothing"])
     assert not (tmp_path / "out").exists()
 
 
@@ -198,6 +197,5 @@ def test_the_evaluation_is_the_one_that_all_have(runs):
     assert read(runs).labels == ["tape", "rope"]
     for run in runs[1:]:
         (run / "compare").mkdir()
-    with pytest.raises(ValueError, match=r"have compare and grid: choose one with --name"):
-        read(runs)
+    refuses(r"have compare and grid: choose one with --name", read, runs)
     assert len(read(runs, "grid").labels) == 2

@@ -5,7 +5,7 @@ import shutil
 from itertools import product
 
 import pytest
-from conftest import composed
+from conftest import composed, refuses
 from results import add_passkeys, add_perplexity, change
 from results import make_run as make
 
@@ -108,8 +108,7 @@ def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
 
 def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
     second = make_run(tmp_path / "second", None, 1, {8: 40.0, 32: 90.0}, weights="8" * 64)
-    with pytest.raises(ValueError, match=r"lora_0 was adapted from other weights than .*second"):
-        read([*runs, second], "extend")
+    refuses(r"lora_0 was adapted from other weights than .*second", read, [*runs, second], "extend")
     for run in runs[2:6]:
         change(run, base_weights="9" * 64)
     with pytest.raises(SystemExit, match=r"text_lora_0 was adapted from other weights than .*base"):
@@ -125,26 +124,22 @@ def test_each_seed_may_have_a_base_of_its_own(tmp_path):
         given = {"base_model": f"output/base_{seed}", "base_weights": str(seed) * 64}
         right, folder = {4: 10, 8: 2 + 2 * seed}, tmp_path / f"{method}_{seed}"
         runs.append(make_run(folder, method, seed, right=right, **given))
-    with pytest.raises(ValueError, match=f"base_weights: {'0' * 64} -> {'1' * 64}"):
-        read(runs, "extend")
+    refuses(f"base_weights: {'0' * 64} -> {'1' * 64}", read, runs, "extend")
     assert len(read(runs, "extend", across=["base_weights"]).labels) == 4
     within = {"name": "extend", "within": ["base_*"]}
     text = markdown(read(runs, **within))
     assert "| lora | 2 | 65.0 ± 63.5 | 4 |" in text and "| adape | 2 |" in text
     right = {4: 10, 8: 0}
     other = make_run(tmp_path / "ft_0", "ft", 0, right=right, base_weights="1" * 64)
-    with pytest.raises(ValueError, match=r"lora_0 and .*ft_0 were .* base_weights: 0+ -> 1+;"):
-        read([*runs, other], **within)
+    refuses(r"lora_0 and .*ft_0 were .* base_weights: 0+ -> 1+;", read, [*runs, other], **within)
     base = make_run(tmp_path / "other_1", None, 1, right=right)
-    with pytest.raises(ValueError, match=r"lora_1 was adapted from other weights than .*other_1"):
-        read([*runs, base], **within)
+    refuses(r"lora_1 was adapted from other weights than .*other_1", read, [*runs, base], **within)
     for seed in (0, 1):
         weights = str(seed) * 64
         runs.append(make_run(tmp_path / f"base_{seed}", None, seed, right=right, weights=weights))
     assert "| not extended | 2 |" in markdown(read(runs, **within))
     change(runs[-1], trainer={"seed": 1, "max_steps": 9})
-    with pytest.raises(ValueError, match=r"base_0 and .*base_1 were .* trainer\.max_steps: "):
-        read(runs, **within)
+    refuses(r"base_0 and .*base_1 were .* trainer\.max_steps: ", read, runs, **within)
     with pytest.raises(ValueError, match=r"base_0 and .*base_1 are both not extended"):
         read(runs, across=["trainer.*"], **within)
 

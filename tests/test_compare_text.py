@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import composed
+from conftest import composed, refuses
 from results import add_metrics, add_perplexity, change
 from results import make_run as make
 
@@ -150,8 +150,7 @@ def test_losses_by_position_are_those_of_the_measurement(runs):
     by_position = place / "perplexity_by_position.csv"
     kept = [x for x in by_position.read_text().splitlines(True) if not x.startswith("other")]
     by_position.write_text("".join(kept))
-    with pytest.raises(ValueError, match="not of the measurement in"):
-        read_evaluation(place)
+    refuses("not of the measurement in", read_evaluation, place)
 
 
 @pytest.mark.parametrize("tokens", [900, 9_000])

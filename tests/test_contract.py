@@ -21,6 +21,7 @@ from conftest import (
     make_cache,
     make_model,
     random_tokens,
+    refuses,
 )
 from every_encoding import COUNTED, GROUPED, POSITIONS, all_positions, in_modes, represented
 from transformers import AutoModelForCausalLM
@@ -176,8 +177,7 @@ def test_scores_that_are_not_defined_for_later_tokens_are_refused(position, trai
     model, tokens = make_model(position).train(training), random_tokens(2, 9)
     prefix = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
     prefix[..., 3, 4] = True
-    with pytest.raises(ValueError, match=r"position \w+ .* later tokens"):
-        model(tokens, attention_mask=prefix)
+    refuses(r"position \w+ .* later tokens", model, tokens, attention_mask=prefix)
 
 
 @torch.no_grad()
@@ -192,8 +192,7 @@ def test_masks_of_other_shapes_are_refused():
             model(tokens[:, 4:], attention_mask=wide, past_key_values=cache)
         with pytest.raises(ValueError, match="covers 5 tokens, but there are 4 cached and 5 new"):
             model(tokens[:, 4:], attention_mask=wide[:, -5:], past_key_values=cache)
-    with pytest.raises(ValueError, match="covers 10 tokens"):
-        model(tokens, attention_mask=torch.ones(2, 10, dtype=torch.long))
+    refuses("covers 10 tokens", model, tokens, attention_mask=torch.ones(2, 10, dtype=torch.long))
     for shape in ((2, 1, 9, 10), (2, 1, 8, 9), (2, 4, 9, 9), (3, 1, 9, 9), (9,), (2, 9, 9), (3, 9)):
         with pytest.raises(ValueError, match=r"shape .* allowed: \((B, S|2, 9)\).* or \("):
             model(tokens, attention_mask=torch.ones(shape, dtype=torch.bool))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import make_config, make_model, random_tokens
+from conftest import make_config, make_model, random_tokens, refuses
 
 from tape.analysis import cost, gallery
 from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model, main
@@ -120,8 +120,7 @@ def test_every_encoding_has_a_picture(name):
 
 
 def test_scores_whose_weights_are_lost_are_refused():
-    with pytest.raises(ValueError, match="--length 256: stick_breaking has scores whose weights"):
-        scores("stick_breaking", 256)
+    refuses("--length 256: stick_breaking has scores whose weights", scores, "stick_breaking", 256)
 
 
 def test_files(tmp_path, capsys):

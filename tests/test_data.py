@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import zstandard
+from conftest import refuses
 
 from tape.data import BigramCorpus, corpora, tokenize_corpus, train_tokenizer
 from tape.data.corpora import LocalCorpus, RedPajamaCorpus, TextCorpus
@@ -233,8 +234,7 @@ BAD = [
 @pytest.mark.parametrize(("name", "content", "message"), BAD)
 def test_bad_files_are_named(tmp_path, name, content, message):
     path = bad(tmp_path, name, content)
-    with pytest.raises(ValueError, match=message):
-        both_splits(TextCorpus(path))
+    refuses(message, both_splits, TextCorpus(path))
 
 
 def test_what_is_no_file_is_named(tmp_path):
@@ -273,8 +273,7 @@ def test_compressed_text_in_another_locale_is_refused(tmp_path, monkeypatch):
     """`datasets` reads it in the encoding of the locale."""
     path = bad(tmp_path, "a.jsonl.gz", gzip.compress('{"text": "é"}\n'.encode()))
     monkeypatch.setattr("locale.getpreferredencoding", lambda _: "ISO-8859-1")
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz: .*, ISO-8859-1, .*set PYTHONUTF8=1"):
-        both_splits(TextCorpus(path))
+    refuses(r"a\.jsonl\.gz: .*, ISO-8859-1, .*set PYTHONUTF8=1", both_splits, TextCorpus(path))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import ParallelismConfig
 from commands import ROOT
-from conftest import composed
+from conftest import composed, refuses
 from script_folder import start as start_script
 from shards import write_shards
 from trained import assert_same_weights, checkpoint_names, losses, weights
@@ -123,8 +123,7 @@ def test_parallelism_within_texts_and_layers_is_refused(start, monkeypatch):
     monkeypatch.setattr(ParallelismConfig, "_validate_accelerator", lambda *given: None)
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")  # as `accelerate launch` does
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
-    with pytest.raises(ValueError, match="the processes of a run share no sequences and no heads"):
-        start()
+    refuses("the processes of a run share no sequences and no heads", start)
 
 
 def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch):
@@ -133,5 +132,4 @@ def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch)
     assert arguments.world_size == 1
     check_training(arguments)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"1 of 2 processes .* give \+trainer\.use_cpu"):
-        check_training(arguments)
+    refuses(r"1 of 2 processes .* give \+trainer\.use_cpu", check_training, arguments)

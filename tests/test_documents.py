@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import make_model, random_tokens, refuses
 
 from tape.data.blocks import as_example
 from tape.model.documents import number_documents
@@ -19,24 +19,21 @@ def test_documents_are_runs_of_equal_ids():
     assert numbers[0].diff().tolist() == [1, 1, 0, 0, 1, 1, 0]
     assert index.tolist() == [[0, 0, 0, 0, 1, 0, 0, 1]]
     assert number_documents(ids, None)[1].tolist() == [[0, 0, 0, 0, 0, 0, 0, 1]]
+    assert number_documents(ids == 4, None)[1].tolist() == [[0, 0, 0, 0, 0, 0, 0, 1]]
 
 
 def test_what_documents_exclude_is_refused():
     model, tokens = make_model("rope"), random_tokens(3, 11)
     assert model(tokens, document_ids=IDS).past_key_values is None
     cache = model(tokens[:, :4]).past_key_values
-    with pytest.raises(ValueError, match="document_ids with a cache"):
-        model(tokens, document_ids=IDS, use_cache=True)
-    with pytest.raises(ValueError, match="document_ids with a cache"):
-        model(tokens, document_ids=IDS, past_key_values=cache)
+    refuses("document_ids with a cache", model, tokens, document_ids=IDS, use_cache=True)
+    refuses("document_ids with a cache", model, tokens, document_ids=IDS, past_key_values=cache)
     with pytest.raises(ValueError, match="document_ids with position_ids"):
         model(tokens, document_ids=IDS, position_ids=torch.arange(11)[None])
     for wrong in (IDS[:1], IDS[:, :5], IDS.float()):
-        with pytest.raises(ValueError, match=r"allowed: integers of shape \(3, 11\)"):
-            model(tokens, document_ids=wrong)
+        refuses(r"allowed: integers of shape \(3, 11\)", model, tokens, document_ids=wrong)
     model.train().set_shifted_attention(4)
-    with pytest.raises(ValueError, match="shifted groups with document_ids"):
-        model(tokens, document_ids=IDS)
+    refuses("shifted groups with document_ids", model, tokens, document_ids=IDS)
 
 
 def test_a_training_step_equals_one_per_document():

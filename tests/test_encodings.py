@@ -12,6 +12,7 @@ from conftest import (
     make_config,
     make_model,
     random_tokens,
+    refuses,
 )
 from every_encoding import CONTEXTUAL
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -182,8 +183,7 @@ def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at():
         centre = TRAIN_LENGTH / 2 if centre is None else centre
         message = rf"centre={centre} in {dtype} at positions 0 to {first + 4}: .* to {allowed}"
         where = torch.arange(first, first + 5)[None]
-        with pytest.raises(ValueError, match=message):
-            model(random_tokens(1, 5), position_ids=where)
+        refuses(message, model, random_tokens(1, 5), position_ids=where)
         autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
         with pytest.raises(ValueError, match=message), autocast:
             model.float()(random_tokens(1, 5), position_ids=where)
@@ -246,8 +246,7 @@ def test_wrong_arguments_are_refused():
             make_model({"name": message.split(":")[0], **given})
     scalings = {message: {"name": "rope", "scaling": x} for message, x in WRONG_SCALINGS.items()}
     for message, position in (WRONG_POSITIONS | scalings).items():
-        with pytest.raises(ValueError, match=re.escape(message)):
-            make_model(position)
+        refuses(re.escape(message), make_model, position)
     for name in ("grape_m", "repo"):
         with pytest.raises(ValueError, match=f"position {name} on frequencies with rope_type='lin"):
             make_model({"name": name}, rope_parameters=LINEAR)

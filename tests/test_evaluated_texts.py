@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import VOCABULARY, make_model
+from conftest import VOCABULARY, make_model, refuses
 from test_perplexity import evaluate, table, write_ids
 
 from tape.data import TextCorpus, load_tokenizer, tokenize_corpus, train_tokenizer
@@ -24,8 +24,7 @@ def folder(tmp_path, cache, monkeypatch):
 def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, folder, tmp_path):
     corpus = TextCorpus(text)
     tokenizer = train_tokenizer(corpus, 300, cache)
-    with pytest.raises(ValueError, match="neither a folder with one"):
-        evaluate(folder, "text", "--files", str(text))
+    refuses("neither a folder with one", evaluate, folder, "text", "--files", str(text))
     tokenizer.save_pretrained(folder)
     given = ("--lengths", "64", "--stride", "60")
     evaluate(folder, "text", "--files", str(text), *given)
@@ -43,8 +42,7 @@ def test_a_text_of_ones_own_is_scored_whole_if_asked(folder, tmp_path, cache):
     text.write_text(json.dumps({"text": "a sheep and a goat. " * 60}) + "\n")
     train_tokenizer(TextCorpus(text), 258, cache).save_pretrained(folder)
     given = ("--files", str(text), "--lengths", "64", "--stride", "60")
-    with pytest.raises(ValueError, match="no documents; --whole scores all of --files"):
-        evaluate(folder, "text", *given)
+    refuses("no documents; --whole scores all of --files", evaluate, folder, "text", *given)
     evaluate(folder, "text", *given, "--whole")
     (row,) = table(folder / "perplexity.csv")
     assert row["data"] == "text" and int(row["tokens"]) == 20 * 60
@@ -82,8 +80,7 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
     assert text.name == "text (validation)"
     np.testing.assert_array_equal(text.tokens, stream.tokens)
     message = rf"{run} was trained on {own}, split otherwise .*--data run"
-    with pytest.raises(ValueError, match=message):
-        open_text("text", [str(own)], run, tmp_path)
+    refuses(message, open_text, "text", [str(own)], run, tmp_path)
     assert open_text("text", [str(own)], run, tmp_path, whole=True).length > len(stream)
     other = shutil.copy(own, tmp_path / f"other{own.suffix}")
     settings = json.loads((run / "trained.json").read_text())
@@ -93,16 +90,14 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
     shutil.copy(run / "tokenizer.json", held_out)
     shutil.copy(run / "tokenizer_config.json", held_out)
     assert open_text("text", [str(own)], held_out, tmp_path).length > 0
-    with pytest.raises(ValueError, match=rf"was trained on {other}"):
-        open_text("text", [str(other)], held_out, tmp_path)
+    refuses(rf"was trained on {other}", open_text, "text", [str(other)], held_out, tmp_path)
     settings["data"] |= {"files": str(own), "validation": None, "validation_fraction": 0.2}
     (held_out / "trained.json").write_text(json.dumps(settings))  # more than is held out here
     assert open_text("text", [str(own)], held_out, tmp_path).length > 0
     with own.open("a") as file:
         file.write(own.read_text().splitlines()[0] + "\n")
     message = rf"--data run: text or .* changed since {run} was .*--data text --files"
-    with pytest.raises(ValueError, match=message):
-        open_text("run", None, run, tmp_path)
+    refuses(message, open_text, "run", None, run, tmp_path)
 
 
 def test_a_run_that_names_no_text_is_refused(tmp_path):

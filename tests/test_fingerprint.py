@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import make_model
+from conftest import make_model, refuses
 
 from tape import provenance as origin
 from tape.positions import ENCODINGS
@@ -91,13 +91,11 @@ def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_pat
     before = report.read_bytes()
     with edited(tmp_path, "tape.positions.tape", other):
         for given in ((), (steps,)):  # finished, or to be resumed
-            with pytest.raises(ValueError, match=r"run: the code .* has changed; .*=true$"):
-                start(*given)
+            refuses(r"run: the code .* has changed; .*=true$", start, *given)
         assert report.read_bytes() == before
         start(steps, "accept_new_code=true")
         start(steps)  # the new code is the run's from now on
-    with pytest.raises(ValueError, match="has changed"):
-        start(steps)
+    refuses("has changed", start, steps)
 
 
 def test_a_run_without_a_record_of_its_code_is_continued(start, finished, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from commands import ROOT, run_command
-from conftest import composed
+from conftest import composed, refuses
 from test_training import report_of
 from trained import assert_same_weights, losses, told_to_stop, weights
 from transformers import AutoTokenizer
@@ -74,8 +74,7 @@ def test_a_run(name, source, position, flags, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.get_vocab() == source.tokenizer().get_vocab()
     words = [folder, "--task", name, "--processes", "1", *flags.split()]
-    done = run_command("-m", "tape.tasks.evaluate", *words, folder=tmp_path)
-    assert done.status == 0, done.err
+    run_command("-m", "tape.tasks.evaluate", *words, folder=tmp_path, succeeds=True)
     (run,) = read([folder], "grid" if name == "addition" else name).runs
     assert run.settings["position.name"] in position and len(run.rows)
     parts = shutil.copytree(folder, tmp_path / "parts")
@@ -126,8 +125,7 @@ def test_abacus_positions_reach_as_far_as_they_were_moved(tmp_path):
     ],
 )
 def test_bad_settings_are_refused(name, overrides, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        start(tmp_path / "run", name, overrides)
+    refuses(message, start, tmp_path / "run", name, overrides)
 
 
 # ---- criteria and the suite
@@ -144,8 +142,7 @@ def evaluated(tmp_path_factory):
         file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
     for folder in folders:
         words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 10)
-        done = run_command(*words, folder=place)
-        assert done.status == 0, done.err
+        run_command(*words, folder=place, succeeds=True)
     return folders
 
 
@@ -172,8 +169,7 @@ def test_a_run_ends_soon_after_its_criterion(evaluated, tmp_path):
     for n in range(step, end):  # of the step that follows step n
         assert rates[n + 1] == pytest.approx(5e-3 * (end - n) / (end - step))
     for setting in ("task.samples=5", "trainer.eval_steps=1"):  # they decide whether it is reached
-        with pytest.raises(ValueError, match=setting.partition("=")[0]):
-            start(folder, "synthetic", f"seed=0 {setting}")
+        refuses(setting.partition("=")[0], start, folder, "synthetic", f"seed=0 {setting}")
     parts = shutil.copytree(folder, tmp_path / "parts")
     shutil.rmtree(max(parts.glob("checkpoint-*"), key=lambda path: int(path.name[11:])))
     (parts / "model.safetensors").unlink()
@@ -213,8 +209,7 @@ def test_lengths_are_half_octaves_and_solved_up_to_the_first_that_fails():
 
 
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
-    with pytest.raises(ValueError, match=r"different settings: trainer\.max_steps"):
-        suite(evaluated, tmp_path / "unequal")
+    refuses(r"different settings: trainer\.max_steps", suite, evaluated, tmp_path / "unequal")
     with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
         suite(evaluated[:1], tmp_path / "contrast", ["copy:fire"])
     evaluated = [shutil.copytree(run, tmp_path / run.name) for run in evaluated]
@@ -247,8 +242,7 @@ def test_a_label_of_the_suite_stands_for_one_encoding():
     for n, run in enumerate(runs):
         if run.settings["data.task"] == "copy":
             runs[n] = replace(run, settings=run.settings | {"position.scale_base": 1.0})
-    with pytest.raises(ValueError, match=r"both xpos, .* \(position\.scale_base: "):
-        rows_of(runs)
+    refuses(r"both xpos, .* \(position\.scale_base: ", rows_of, runs)
 
 
 def test_predictions_are_tested_by_the_lengths_of_all_runs():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import refuses
 
 from tape.commands import leaderboard as board
 from tape.results.runs import settings_of, write_runs
@@ -54,8 +55,7 @@ def test_differences_are_those_of_the_same_seed():
     values = board.values_of(TEXT, [diverged]).set_index(["encoding", "seed"])["value"]
     assert values["fire", 3] == fire - rope and values["fire", 2] == inf
     assert not values["rope"].any()
-    with pytest.raises(ValueError, match="seed 9: rope has no run"):
-        board.values_of(TEXT, [replace(runs["fire", 2], seed=9)])
+    refuses("seed 9: rope has no run", board.values_of, TEXT, [replace(runs["fire", 2], seed=9)])
 
 
 @pytest.mark.parametrize("name", ["fox", "yarn", "abacus"])
@@ -90,9 +90,7 @@ def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
     assert [*rows.loc["rope", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(runs)]
     assert board.row_of(like(runs[0], "position.theta", 9.0)) == "rope theta=9.0"
     write_runs(tmp_path / "other", [replace(runs[0], asked={})])
-    with pytest.raises(ValueError, match="what no column shows"):
-        board.leaderboard([tmp_path / "other"], tmp_path)
+    refuses("what no column shows", board.leaderboard, [tmp_path / "other"], tmp_path)
     other = replace(runs[1], rows=runs[1].rows.assign(value=0.0))
     for key in ("trainer.max_steps", "trainer.learning_rate"):
-        with pytest.raises(ValueError, match=f"{key}: "):
-            board.values_of(FLIPS, [runs[1], like(other, key, 9)])
+        refuses(f"{key}: ", board.values_of, FLIPS, [runs[1], like(other, key, 9)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, refuses
 from lm_eval.api.instance import Instance
 from test_scrolls import byte_tokenizer
 from test_stability import make_folder
@@ -116,8 +116,7 @@ def test_answers_that_were_given_are_not_asked_again(tasks, run, monkeypatch):
     first = ask(folder, tasks, "sums,spoken")
     monkeypatch.setattr(TapeForCausalLM, "forward", None)
     assert ask(folder, tasks, "sums,spoken") == first
-    with pytest.raises(ValueError, match="TypeError"):
-        ask(folder, tasks, "sums", "--dtype", "bfloat16")
+    refuses("TypeError", ask, folder, tasks, "sums", "--dtype", "bfloat16")
 
 
 def answers(kind, model, tokenizer, requests, batch_size=1):

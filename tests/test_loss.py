@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import all_options, make_model, random_tokens
+from conftest import all_options, make_model, random_tokens, refuses
 from conftest import gradients as gradients_of_model
 from every_encoding import POSITIONS
 
@@ -85,6 +85,9 @@ def test_a_model_trains_as_by_its_logits(tied, monkeypatch):
     torch.testing.assert_close(trained.loss, shown.loss.to(trained.loss.dtype), rtol=1e-6, atol=0)
     found = gradients_of_model(model, tokens, labels=labels, skip_logits=True)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    refuses("skip_logits=True without labels", model, tokens, skip_logits=True)
+    for keep in (1, torch.tensor([2, 3])):
+        refuses("labels with logits_to_keep", model, tokens, labels=labels, logits_to_keep=keep)
 
 
 GIVEN = {
@@ -128,6 +131,15 @@ def test_a_mask_that_shows_later_tokens_spares_none():
     expected = gradients_of_model(model, tokens, **inputs)
     inputs["predicted_positions"] = predicted_positions(labels)
     torch.testing.assert_close(gradients_of_model(model, tokens, **inputs), expected)
+
+
+@torch.no_grad()
+def test_a_cache_keeps_all_tokens():
+    model, tokens = make_model("rope", num_hidden_layers=2), random_tokens(1, 6)
+    positions = predicted_positions(tokens.where(torch.arange(6) == 2, IGNORED))
+    caches = (model.model(tokens, predicted_positions=x).past_key_values for x in (None, positions))
+    whole, spared = (model(tokens[:, :1], past_key_values=cache).logits for cache in caches)
+    assert torch.equal(whole, spared)
 
 
 def test_a_head_that_was_replaced_makes_logits():

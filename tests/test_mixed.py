@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import composed, fields_of_llama, make_config, make_model, random_tokens
+from conftest import composed, fields_of_llama, make_config, make_model, random_tokens, refuses
 from every_encoding import mixture
 from omegaconf import OmegaConf
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
@@ -76,8 +76,7 @@ def test_presets_are_those_of_their_papers(preset, theta, windows):
     ],
 )
 def test_what_cannot_be_mixed_is_refused(position, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(position)
+    refuses(message, make_config, position)
 
 
 def test_backends_are_those_of_all_entries():

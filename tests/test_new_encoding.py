@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from commands import ROOT
-from conftest import make_model, random_tokens
+from conftest import make_model, random_tokens, refuses
 from omegaconf import OmegaConf
 
 from tape import TapeForCausalLM
@@ -87,8 +87,7 @@ def test_names_that_cannot_be_are_refused():
     messages |= dict.fromkeys((*WRONG, "w" * 31), "must be 1 to 30 lower-case letters, digits")
     messages |= dict.fromkeys(("null", "no", "on", "llama"), "is a word of YAML or of tape speed")
     for name, message in messages.items():
-        with pytest.raises(ValueError, match=rf"^name '{name}':? {message}"):
-            new_encoding.check(name)
+        refuses(rf"^name '{name}':? {message}", new_encoding.check, name)
 
 
 def test_an_installation_is_refused(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from test_docs import RESULTS, ROOT
 
-from tape.evaluation.accuracy import effective_length
 from tape.evaluation.tables import markdown_table
 from tape.results import differences, load
 from tape.settings.groups import ABLATIONS
@@ -103,33 +102,3 @@ def test_the_search_for_the_recipe_of_the_suite():
     for settings, found in cells[[*NAMES]].iterrows():
         lines.append([*settings, *("-" if pd.isna(x) else f"{x:.1f}" for x in found)])
     assert markdown_table(lines) in (RESULTS / "suite_search" / "table.md").read_text()
-
-
-MEASURES = {"extended": ("perplexity", 1, 2), "keys": ("accuracy", 100, 1)}
-MEASURES["needle"] = MEASURES["keys"]
-
-
-@pytest.mark.parametrize("name", MEASURES)
-def test_rope_read_beyond_its_trained_length(name):
-    """The whole table, and its part on the page: at four and eight times the trained length."""
-    measure, scale, digits = MEASURES[name]
-    rows = pd.read_csv(RESULTS / "extended" / f"{name}.csv")
-    _, _, text = page("context_extension").partition("| keys 4x, % |")
-    lines = re.findall(r"^\| (\S+) \| (.*) \|$", text.partition("\n\n")[0], re.MULTILINE)
-    of_page = {label: line.split(" | ") for label, line in lines}
-    lengths = (64, 128, 256, 512) if name == "extended" else (128, 256, 512, 1024)
-    for model, own in rows.groupby("model", sort=False):
-        at = own.set_index("length")[measure]
-        cells = [f"{scale * at[n]:.{digits}f}" for n in lengths]
-        part = " | ".join(cells[-2:])
-        if measure == "accuracy":
-            own = own.rename(columns={measure: "value"}).assign(measure=measure)
-            most = int(effective_length(own))
-            cells.append(f">= {most:,}" if most == lengths[-1] else f"{most:,}" if most else "-")
-        whole = f"| {' | '.join([model, *cells])} |\n"
-        assert whole in (RESULTS / "extended" / "table.md").read_text()
-        base, _, method = model.partition(" ")
-        plain = "base" if "rope" in base else f"`peft={base.split('_')[1]}`"
-        cells = of_page[f"`{method.split()[0]}`" if method else plain]
-        place = 2 * [*MEASURES].index(name)
-        assert " | ".join(cells[place : place + 2]) == part

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import VOCABULARY, make_model, random_tokens
+from conftest import VOCABULARY, make_model, random_tokens, refuses
 from script_folder import commands_of, lay_out, start
 
 from tape import TapeForCausalLM, parsers
@@ -137,8 +137,7 @@ def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
     given = ["--model", str(base), "--data", "local"]
     assert parsers.perplexity(given).out == out / "perplexity.csv"
     shutil.copytree(base, out)
-    with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
-        parsers.perplexity(given)
+    refuses(r"output/llama, the folder of another model; rename one", parsers.perplexity, given)
     for folder in (run, run / "checkpoint-4", out):
         assert runs.folder_for_results(folder) == folder
 
@@ -151,8 +150,7 @@ def test_a_refused_evaluation_leaves_nothing_behind(folder, text_file, tmp_path)
         ("--shard", "3/2"): "shard='3/2' must be i/n",
         ("--out", "x.txt"): r"--out x\.txt must end in \.csv",
     }.items():
-        with pytest.raises(ValueError, match=message):
-            evaluate(folder, text_file, *given)
+        refuses(message, evaluate, folder, text_file, *given)
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -160,8 +158,7 @@ def test_losses_that_are_no_numbers(folder, text_file):
     model = TapeForCausalLM.from_pretrained(folder)
     torch.nn.init.constant_(model.lm_head.weight, 3e38)  # its products are not finite
     model.save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"losses that are not finite in windows of 32"):
-        evaluate(folder, text_file)
+    refuses(r"losses that are not finite in windows of 32", evaluate, folder, text_file)
     assert not (folder / "perplexity.csv").exists()
 
 
@@ -231,8 +228,7 @@ def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.25}, {"a": 1, "b": "", "c": 1}])
     assert path.read_text() == 'a,b,c\n1,"x,y",0.25\n2,,1\n1,,1\n'
     path.write_text("a,b\n1\n")
-    with pytest.raises(ValueError, match="line 2: the number of values differs"):
-        read_table(path, ("a", "b"))
+    refuses("line 2: the number of values differs", read_table, path, ("a", "b"))
 
 
 def test_pictures(folder, text_file, tmp_path):

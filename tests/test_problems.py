@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from conftest import refuses
 
 from arithmetic.problems import Problems, character_tokenizer
 from tape.tasks.generated import GeneratedSequences, is_held_out
@@ -87,10 +88,8 @@ def test_settings_are_saved_beside_a_model(source, tmp_path):
     (tmp_path / Problems.FILE).write_text(former)
     assert Problems.load(tmp_path) == Problems(max_first=3)
     (tmp_path / Problems.FILE).write_text(former.replace("addition", "sorting"))
-    with pytest.raises(ValueError, match="takes no argument 'task'"):
-        Problems.load(tmp_path)
-    with pytest.raises(ValueError, match=f"has no {source.FILE}"):
-        type(source).load(tmp_path / "elsewhere")
+    refuses("takes no argument 'task'", Problems.load, tmp_path)
+    refuses(f"has no {source.FILE}", type(source).load, tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -105,8 +104,7 @@ def test_settings_are_saved_beside_a_model(source, tmp_path):
     ],
 )
 def test_impossible_problems_are_refused(kind, settings, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**settings)
+    refuses(message, kind, **settings)
 
 
 def test_sums_are_those_of_pythons_integers():

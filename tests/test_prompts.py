@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from conftest import refuses
 from test_scrolls import byte_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as pre
@@ -82,8 +83,7 @@ def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
     draft = Draft(text, 0.5, (0, 0))
     bare = count(draft.prompt([0, 0]).text)
     assert count(draft.fitted(bare, count).text) == bare
-    with pytest.raises(ValueError, match=f"{bare - 1} tokens has no room .* which take {bare}"):
-        draft.fitted(bare - 1, count)
+    refuses(f"{bare - 1} tokens has no room .* which take {bare}", draft.fitted, bare - 1, count)
 
 
 def test_the_original_rule():
@@ -101,8 +101,7 @@ def test_the_original_rule():
             filler[: 3072 - before],
             "What is the pass key? The pass key is",
         ]
-    with pytest.raises(ValueError, match="no garbage to prompts of 273 tokens"):
-        original_prompt(273, 0)
+    refuses("no garbage to prompts of 273 tokens", original_prompt, 273, 0)
     assert len(original_prompt(274, 0).text) > 1024
 
 
@@ -116,5 +115,4 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
         assert len(ids) == 1000 + sum(map(len, prompt.values)) + values - 1
     with pytest.raises(Exception, match="UNK"):
         tokenizer("find the treasure")
-    with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
-        sequences.Passkeys(max_length=24)
+    refuses(r"max_length=24: .* have up to 25 tokens", sequences.Passkeys, max_length=24)

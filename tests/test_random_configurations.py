@@ -3,6 +3,7 @@ repeats it: `check(Case(...))`.
 """
 
 import random
+import re
 
 import pytest
 from cases import GENERATIONS, Case, check
@@ -84,24 +85,16 @@ def pieces(rng: random.Random, length: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def outcome(seed: int) -> str:
-    case = drawn(seed)
-    try:
-        check(case)
-    except ValueError as error:
-        return f"{error}"
-    except Exception as error:
-        raise AssertionError(f"check({case})") from error
-    return "equal"
+REFUSED = re.compile("reads token ids|the number of a layer|whose state layers update")
+MANY = [pytest.param(n, marks=pytest.mark.slow) for n in range(100, 2100, 100)]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_drawn(seed):
-    outcome(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(100, 2100, 100))
-def test_many_drawn(first):
-    found = [outcome(seed) for seed in range(first, first + 100)]
-    assert found.count("equal") > 80, found
+@pytest.mark.parametrize("first", [0, *MANY])
+def test_drawn(first):
+    for seed in range(first, first + 100):
+        case = drawn(seed)
+        try:
+            check(case)
+        except Exception as error:
+            if not (isinstance(error, ValueError) and REFUSED.search(str(error))):
+                raise AssertionError(f"check({case})") from error

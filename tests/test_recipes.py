@@ -10,7 +10,7 @@ from unittest import mock
 import hydra
 import pytest
 import torch
-from conftest import composed, gradients, make_model, random_tokens
+from conftest import composed, gradients, make_model, random_tokens, refuses
 from every_encoding import all_positions
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -103,8 +103,7 @@ def test_fields_that_a_run_fixes_are_refused(tmp_path):
         changed = copy.deepcopy(arguments)
         *owner, field = name.split(".")
         setattr(getattr(changed, owner[0]) if owner else changed, field, "other")
-        with pytest.raises(ValueError, match=f"trainer.{name}=other: .*; leave it at its default"):
-            check_training(changed)
+        refuses(f"trainer.{name}=other: .*; leave it at its default", check_training, changed)
 
 
 def test_checkpointing_computes_layers_again(run_quick, tmp_path):
@@ -143,8 +142,7 @@ def test_each_parameter_has_one_optimizer_and_rate(position, given, tmp_path):
     how = {"args": arguments, "length": 16, "measure": None, "rates": given}
     trainer = LanguageModelTrainer(model=model, **how)
     if factor and not own:
-        with pytest.raises(ValueError, match="encoding_factor: the encoding has no parameters"):
-            trainer.create_optimizer()
+        refuses("encoding_factor: the encoding has no parameters", trainer.create_optimizer)
         return
     groups = trainer.create_optimizer().param_groups
     found = [{names[p] for p in group["params"]} for group in groups]
@@ -206,5 +204,4 @@ def test_rates_in_conflict_with_other_settings_are_refused():
     ):
         arguments = mock.Mock(deepspeed=deepspeed, optim=optim)
         check_rates({}, arguments, method)
-        with pytest.raises(ValueError, match=message):
-            check_rates(rates, arguments, method)
+        refuses(message, check_rates, rates, arguments, method)

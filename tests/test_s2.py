@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import assert_as_alone, left_padded, make_model, random_tokens
+from conftest import assert_as_alone, left_padded, make_model, random_tokens, refuses
 from test_attention import flash_attn  # noqa: F401
 
 from tape.attention.backends import KERNELS, eager
@@ -102,8 +102,7 @@ def test_evaluation_and_caches_are_full_attention(tmp_path):
     ],
 )
 def test_what_it_cannot_do_is_refused(changes, group, message):
-    with pytest.raises(ValueError, match=message):
-        in_groups(**{"position": "rope"} | changes, group=group)
+    refuses(message, in_groups, **{"position": "rope"} | changes, group=group)
 
 
 def test_calls_that_groups_cannot_have_are_refused():

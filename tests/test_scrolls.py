@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from commands import ROOT
+from conftest import refuses
 from scrolls_data import write_rows, write_task
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
@@ -92,8 +93,7 @@ def test_a_bad_row_is_named(tmp_path):
         (lambda row: json.dumps(row | {"input": "What?\n\nText"}), "its input has no choices and"),
     ):
         path.write_text("\n".join([first, second, change(json.loads(third)), *others]))
-        with pytest.raises(ValueError, match=message):
-            examples_of(tmp_path, "quality", budget=Budget(300, 8))
+        refuses(message, examples_of, tmp_path, "quality", budget=Budget(300, 8))
         assert not list((tmp_path / "cache" / "scrolls").iterdir())  # nothing half-done is left
 
 
@@ -104,8 +104,7 @@ def test_files_that_are_broken(tmp_path):
     whole = archive.read_bytes()
     for damaged in (whole[:-40], whole[:middle] + bytes(60) + whole[middle + 60 :]):
         archive.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"\.zip/.*jsonl(, line \d+: | cannot be read)"):
-            rows_of(tmp_path, "qasper")
+        refuses(r"\.zip/.*jsonl(, line \d+: | cannot be read)", rows_of, tmp_path, "qasper")
     with zipfile.ZipFile(tmp_path / "qmsum.zip", "w") as content:
         content.writestr("qmsum/train.jsonl", "\n")
     for split, message in {"train": "has no rows", "test": r"has no qmsum/test\.jsonl"}.items():

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import composed, make_model
+from conftest import composed, make_model, refuses
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer, examples_of
 from trained import losses
@@ -174,16 +174,14 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     ],
 )
 def test_refused_before_training(base, data, tmp_path, override, message):
-    with pytest.raises(ValueError, match=message):
-        fine_tune(base, data, tmp_path / "run", override)
+    refuses(message, fine_tune, base, data, tmp_path / "run", override)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
 def test_random_positions_have_to_reach(data, tmp_path):
     short = make_base(tmp_path / "short", {"name": "randpe", "length": 200})
-    with pytest.raises(ValueError, match=r"length=256 needs 256 positions, .* 200"):
-        fine_tune(short, data, tmp_path / "run")
+    refuses(r"length=256 needs 256 positions, .* 200", fine_tune, short, data, tmp_path / "run")
     wider = fine_tune(short, data, tmp_path / "wide", "+position.length=300")
     assert TapeForCausalLM.from_pretrained(wider).config.position["sampler"]["length"] == 300
     assert len(generate(wider, data, tmp_path, "budget=")) == 30

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from commands import ROOT
+from conftest import refuses
 
 from benchmarks import growth
 from benchmarks import speed as bench
@@ -25,7 +26,7 @@ def test_methods_take_turns_in_alternating_order():
     times = bench.in_turn(work, 3, warm_up=0, least=0.0)
     assert "".join(order) == "cbaabccba" and {len(each) for each in times.values()} == {3}
     order.clear()
-    bench.in_turn(work, 7, warm_up=1, least=0.001)
+    bench.in_turn(work, 7, warm_up=3, least=0.001)
     assert min(order.count(name) for name in work) > 8
 
 
@@ -88,8 +89,17 @@ def test_methods_alone_have_a_comparison_each():
     assert all(load.compiled for load, _ in found)
     asked = [*words.split(), "--work", "training"]
     assert [*bench.loads(bench.parse(asked)).values()] == found[2:]
-    with pytest.raises(ValueError, match="--work prefill: --case layer has none"):
-        bench.loads(bench.parse([*asked, "prefill"]))
+    none = [
+        "--case",
+        "layer",
+        "decode",
+        "--work",
+        "decoding",
+        "--methods",
+        "tape without its update",
+    ]
+    refuses("--methods tape without .*: none has the", bench.loads, bench.parse(none))
+    refuses("--work prefill: --case layer has none", bench.loads, bench.parse([*asked, "prefill"]))
 
 
 def test_growth_is_the_exponent_of_medians():

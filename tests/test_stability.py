@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import results
 import torch
-from conftest import make_model, random_tokens
+from conftest import make_model, random_tokens, refuses
 from every_encoding import POSITIONS
-from test_scrolls import byte_tokenizer
+from test_scrolls_generation import make_base as make_folder
 
 from tape.analysis import inside, stability, visualize
 from tape.analysis.inside import look_inside, models
@@ -100,13 +100,6 @@ def test_drawn_positions_are_drawn_once():
     assert moved(model, IDS, 0, "ids", 9)[0][1] > 1
 
 
-def make_folder(folder, position, **changes):
-    tokenizer = byte_tokenizer()
-    make_model(position, vocab_size=len(tokenizer), **changes).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def make_run(folder, seed, **changes):
     return make_folder(results.make_run(folder, "rope", seed, **changes), "rope", seed=seed)
 
@@ -143,8 +136,7 @@ def test_no_two_rows_have_one_name(seeds, tmp_path):
     with pytest.raises(ValueError, match="are the same run, seed 0: give only one"):
         models([seeds[0], make_run(tmp_path / "copy", 0)])
     (seeds[0] / TRAINED).write_text("{}")
-    with pytest.raises(ValueError, match=r"trained\.json is damaged \(KeyError: 'seed'"):
-        models(seeds)
+    refuses(r"trained\.json is damaged \(KeyError: 'seed'", models, seeds)
 
 
 def test_what_a_model_refuses_names_it(tmp_path, analyse):
@@ -162,8 +154,7 @@ def test_windows_are_spread_over_a_text(tmp_path, text_file):
         name, found = inside.windows(given, folder, decoder, length)
         assert name == "text.bin"
         assert found.tolist() == [[*tokens[start : start + length]] for start in starts]
-    with pytest.raises(ValueError, match="windows of 500 tokens: the text has 400"):
-        inside.windows(given, folder, decoder, 500)
+    refuses("windows of 500 tokens: the text has 400", inside.windows, given, folder, decoder, 500)
 
 
 def test_numbers_by_hand():

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import make_model, random_tokens, refuses
 from test_stability import make_folder
 
 from tape.analysis import state
@@ -83,8 +83,7 @@ def test_models_without_an_update_and_unknown_names_are_refused():
         ("tape", "phase", r"unknown intervention 'phase'.*phases"),
         ("mixed_tape", "magnitudes", "position 'mixed': give a model with tape"),
     ):
-        with pytest.raises(ValueError, match=message):
-            intervene(make_model(position), name)
+        refuses(message, intervene, make_model(position), name)
     with pytest.raises(ValueError, match="other_text: give batches of two texts or more"):
         logits(changed("other_text"), random_tokens(1, 8))
 

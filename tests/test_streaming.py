@@ -16,7 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from conftest import composed
+from conftest import composed, refuses
 from shards import name_of, record, shard_bytes, text_of, write_shards
 from trained import assert_same_weights, losses, weights
 
@@ -125,8 +125,7 @@ def test_a_lost_index_is_made_again_and_a_damaged_one_is_named(stream, expected)
             path = stream().folder / f"{window}.json"
             assert path.read_bytes() == whole[path]
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"\d+\.json is damaged .* or remove it"):
-        take(stream(TAKEN - 1), 1)
+    refuses(r"\d+\.json is damaged .* or remove it", take, stream(TAKEN - 1), 1)
 
 
 def test_a_url_streams_as_the_folder_does(stream, expected, folder):
@@ -144,16 +143,13 @@ def test_other_data_are_another_stream(stream, tokenizer, folder, tmp_path):
 
 def test_bad_streams_are_refused(stream, tmp_path, monkeypatch):
     empty = write_shards(tmp_path / "empty", documents=0)
-    with pytest.raises(ValueError, match="train split of c4 has no documents; give more"):
-        next(iter(stream(dir=empty)))
+    refuses("train split of c4 has no documents; give more", next, iter(stream(dir=empty)))
     bad = write_shards(tmp_path / "bad", train=(1,))
     lines = record("good") * 300 + b"nonsense\n"
     (bad / name_of("train", 1)).write_bytes(gzip.compress(lines))
-    with pytest.raises(ValueError, match=r"c4-train\.00001\S+, line 301: not JSON"):
-        take(stream(dir=bad), TAKEN)
+    refuses(r"c4-train\.00001\S+, line 301: not JSON", take, stream(dir=bad), TAKEN)
     monkeypatch.setattr(streaming_module, "get_worker_info", mock.Mock())
-    with pytest.raises(ValueError, match="read in the main process: use 0 workers"):
-        next(iter(stream()))
+    refuses("read in the main process: use 0 workers", next, iter(stream()))
 
 
 SETTINGS = ["experiment=quick", "data=c4", "vocab_size=300", "length=32", "trainer.max_steps=8"]
@@ -194,8 +190,7 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
         "data.window=6": r"data\.window: 5 -> 6\n  tokens\.train",
         "seed=1": r"\n  seed: 0 -> 1",
     }.items():
-        with pytest.raises(ValueError, match=message):
-            start(change)
+        refuses(message, start, change)
     with pytest.raises(ValueError, match="num_workers=1 with a streamed corpus: must"):
         start("trainer.dataloader_num_workers=1", run="several")
 
@@ -297,8 +292,7 @@ def test_a_connection_that_breaks_does_not_shorten_a_shard(official):
     corpus = C4Corpus(root="memory://c4/en")
     path = f"/c4/en/{corpus.train[1].name}"
     files.pipe(path, files.cat(path)[:-9])  # fewer bytes come than were announced
-    with pytest.raises(ValueError, match=r"memory:///c4/en/.*\.json\.gz cannot be read: "):
-        list(corpus.documents("train"))
+    refuses(r"memory:///c4/en/.*\.json\.gz cannot be read: ", list, corpus.documents("train"))
 
 
 SHARDS = [name_of("train", 1), name_of("validation", 1)]

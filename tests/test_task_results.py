@@ -128,6 +128,9 @@ def test_command_lines(tmp_path, monkeypatch):
     assert asked == [*range(1000, 8001, 1000)] and name == "passkey"
     assert max(batch.length for batch in batches) <= given.context_size
     Passkeys(max_length=90, keys=2).save(tmp_path / "keys")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys=2").mkdir()
+    assert str(parsers.evaluate(["keys=2", "--task", "passkey", "keys=3"]).run) == "keys=2"
     given = parsers.evaluate([str(tmp_path / "keys"), "--task", "passkey"])
     questions, name = PasskeyTask.asked(given, tmp_path / "keys", None)
     assert (questions.keys, questions.values, questions.plain, name) == (2, 1, True, "passkey")

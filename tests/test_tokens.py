@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import refuses
 from test_data import DOCUMENTS, bad, lines_of
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -105,23 +106,19 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog):
 
 
 def test_what_cannot_be_tokenized(tmp_path, corpus):
-    with pytest.raises(ValueError, match="vocab_size=100 must be at least 258"):
-        train_tokenizer(corpus, 100, tmp_path)
+    refuses("vocab_size=100 must be at least 258", train_tokenizer, corpus, 100, tmp_path)
     with pytest.raises(ValueError, match=r"small for vocab_size=9000: give vocab_size=\d+, all"):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
-    with pytest.raises(ValueError, match=r"neither a folder with one nor on the hub"):
-        load_tokenizer(str(tmp_path / "none"))
+    refuses(r"neither a folder with one nor on the hub", load_tokenizer, str(tmp_path / "none"))
     write_text(tmp_path / "damaged" / "tokenizer.json", '{"model": {"type": "BPE"}}')
-    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged \(KeyError"):
-        load_tokenizer(str(tmp_path / "damaged"))
+    refuses(r"tokenizer\.json is damaged \(KeyError", load_tokenizer, str(tmp_path / "damaged"))
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
     lone = TextCorpus(bad(tmp_path, "lone.jsonl", lines_of(["alone"] * 3)))
     with pytest.raises(ValueError, match=r"no documents; empty files have none: give more doc"):
         tokenize_corpus(lone, "validation", tokenizer, tmp_path)
     broken = TextCorpus(bad(tmp_path, "broken.jsonl", lines_of(DOCUMENTS) + "{broken\n"))
-    with pytest.raises(ValueError, match="line 61: not JSON"):
-        tokenize_corpus(broken, "train", tokenizer, tmp_path)
+    refuses("line 61: not JSON", tokenize_corpus, broken, "train", tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())  # nothing half-written
 
 
@@ -151,8 +148,7 @@ def stream():
 def test_a_limited_set_of_blocks_is_spread_over_the_stream(stream):
     few = TokenBlocks(stream, 4, limit=5)
     assert [int(block["input_ids"][0]) // 4 for block in few] == [0, 2, 5, 8, 11]
-    with pytest.raises(ValueError, match="48 tokens are fewer than one block of length=49"):
-        TokenBlocks(stream, 49)
+    refuses("48 tokens are fewer than one block of length=49", TokenBlocks, stream, 49)
 
 
 def test_the_order_of_training_is_the_same_in_every_numpy(stream):

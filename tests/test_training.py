@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 import torch
 from commands import ROOT
+from conftest import refuses
 from trained import assert_same_weights, checkpoint_names, locked, losses, told_to_stop, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -101,11 +102,9 @@ def test_a_finished_run_only_reports_again(start):
         assert (folder / "metrics.jsonl").read_text() == metrics
         assert checkpoint_names(folder) == ["checkpoint-8"]
         assert report_of(folder)["steps"] == 8
-    with pytest.raises(ValueError, match=r"checkpoint-8 is beyond trainer\.max_steps=6"):
-        start(*settings, "trainer.max_steps=6")
+    refuses(r"checkpoint-8 is beyond trainer\.max_steps=6", start, *settings, "trainer.max_steps=6")
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is missing"):
-        start(*settings)
+    refuses(r"metrics\.jsonl is missing", start, *settings)
 
 
 def test_a_finished_run_may_go_on(start, finished):
@@ -123,8 +122,7 @@ def test_failed_tries_do_not_block_the_folder(start, tmp_path, monkeypatch):
     with locked(tmp_path / "run"), pytest.raises(ValueError, match="another process is using"):
         start()
     monkeypatch.delenv("RANK")
-    with pytest.raises(ValueError, match="vocab_size=100"):
-        start("vocab_size=100")
+    refuses("vocab_size=100", start, "vocab_size=100")
     with pytest.raises(ValueError, match=r"no parameters of its own"):  # the optimizer is made late
         start("position=rope", "+optimizer.encoding_factor=2")
     start()
@@ -205,8 +203,7 @@ def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(
     start, finished, quick_run
 ):
     shutil.rmtree(finished / "checkpoint-8")
-    with pytest.raises(ValueError, match="sequences_per_step: 4 -> 8"):
-        start("trainer.per_device_train_batch_size=8")
+    refuses("sequences_per_step: 4 -> 8", start, "trainer.per_device_train_batch_size=8")
     with pytest.raises(ValueError, match=r"eval_blocks: .* -> 3"):  # validations are alike
         start("eval_blocks=3")
     start("trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=4")
@@ -215,8 +212,7 @@ def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(
 
 def test_the_precision_of_a_launcher_is_that_of_the_settings(start, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with pytest.raises(ValueError, match=r"asks for mixed precision 'bf16', the settings for 'no'"):
-        start()
+    refuses(r"asks for mixed precision 'bf16', the settings for 'no'", start)
     start("trainer.bf16=true", "trainer.max_steps=1")
 
 
@@ -251,8 +247,7 @@ def test_old_checkpoints_and_damaged_later_ones_are_removed(tmp_path):
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ValueError, match="not a run's folder"):
-        register_run(tmp_path, {})
+    refuses("not a run's folder", register_run, tmp_path, {})
 
 
 KILLS = int(os.environ.get("KILLS", 1))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from conftest import fields_of_llama, make_model, random_tokens
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -78,18 +77,3 @@ def test_training_and_evaluation_equal_a_llamas(settings, trainer):
     assert found == pytest.approx(expected, abs=1e-5)
     real = predicted.label_ids != -100
     np.testing.assert_allclose(logits[real], their_logits[real], atol=1e-4)
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_a_model_gives_loss_and_logits_or_the_loss_alone(training):
-    model, tokens = make_model("tape").train(training), random_tokens(2, 9)
-    both = model(tokens, labels=tokens)
-    alone = model(tokens, labels=tokens, skip_logits=True)
-    assert both.logits.shape == (2, 9, 61) and alone.logits is None
-    torch.testing.assert_close(alone.loss, both.loss)
-    torch.testing.assert_close(model(tokens).logits, both.logits)
-    with pytest.raises(ValueError, match="skip_logits=True without labels"):
-        model(tokens, skip_logits=True)
-    for keep in (1, torch.tensor([2, 3])):
-        with pytest.raises(ValueError, match="labels with logits_to_keep"):
-            model(tokens, labels=tokens, logits_to_keep=keep)

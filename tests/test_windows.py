@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import refuses
 
 from tape.evaluation.windows import CONVENTIONS, batches_of, spread, strides_of, windows_of
 
@@ -48,12 +49,9 @@ def test_a_sample_of_windows_fits_and_scores_no_token_twice(available, longest, 
 def test_windows_that_cannot_be():
     for lengths, stride in (([32, 16], 8), ([257, 512], 256)):
         assert strides_of("sliding", lengths) == dict.fromkeys(lengths, stride)
-    with pytest.raises(ValueError, match="63 tokens of text are fewer than one window of 64"):
-        spread(63, 64, 64, 8, 100)
-    with pytest.raises(ValueError, match=r"stride=16 must lie in 1\.\.15"):
-        spread(64, 16, 64, 16, 100)
-    with pytest.raises(ValueError, match=r"stride=16 must lie in 1\.\.15"):
-        strides_of("sliding", [32, 16], 16)
+    refuses("63 tokens of text are fewer than one window of 64", spread, 63, 64, 64, 8, 100)
+    refuses(r"stride=16 must lie in 1\.\.15", spread, 64, 16, 64, 16, 100)
+    refuses(r"stride=16 must lie in 1\.\.15", strides_of, "sliding", [32, 16], 16)
     with pytest.raises(ValueError, match="stride=8 with convention 'disjoint': it can only be 16"):
         strides_of("disjoint", [8, 16], 8)
     for name, tokens in {"sliding": 15, "disjoint": 15, "paper": 16, "longlora": 24}.items():

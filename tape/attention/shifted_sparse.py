@@ -104,7 +104,7 @@ def shifted_groups(
     if mask is not None:
         order = mask.int().argsort(dim=-1, descending=True, stable=True)  # real tokens first
         parts = [_reorder(x, order) for x in parts]
-    first, second = zip(*(_halves(x) for x in parts), strict=True)
+    first, second = zip(*(x.chunk(2, dim=1) for x in parts), strict=True)
     shifted = attend([x[:, :, : group // 2] for x in second], group)
     if q.shape[2] > group // 2:
         rest = attend([x[:, :, group // 2 :] for x in second], group)
@@ -120,13 +120,8 @@ def shifted_groups(
 def _for_halves(q: Tensor, parts: Parts) -> Parts:
     """Expands keys, values and payload over the batch, with an even number of heads."""
     (B, H), K = q.shape[:2], parts[0].shape[1]
-    parts = [x.expand(B, *x.shape[1:]) for x in parts]
-    return parts if K % 2 == 0 else [x.repeat_interleave(H // x.shape[1], dim=1) for x in parts]
-
-
-def _halves(x_BHTC: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the first and second half of the heads; a single head serves both."""
-    return x_BHTC.chunk(2, dim=1) if x_BHTC.shape[1] > 1 else (x_BHTC, x_BHTC)
+    parts = [x.expand(B, K, -1, -1) for x in parts]
+    return parts if K % 2 == 0 else [x.repeat_interleave(H // K, dim=1) for x in parts]
 
 
 def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:

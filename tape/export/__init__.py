@@ -97,7 +97,7 @@ def write_code(folder: Path) -> None:
         "AutoModel": TapeModel,
         "AutoModelForCausalLM": TapeForCausalLM,
     }
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_bytes())
     config["auto_map"] = {
         auto: f"{flat_name(cls.__module__)}.{cls.__name__}" for auto, cls in classes.items()
     }
@@ -115,7 +115,7 @@ def verify(model: TapeForCausalLM, folder: Path, format: str) -> None:
     dtype = str(model.dtype).removeprefix("torch.") if exact else "float32"
     model.to(getattr(torch, dtype))
     length = min(256, model.config.max_position_embeddings)
-    length = min(length, getattr(model.model.position.sampler, "eval_length", length))
+    length = min(length, model.model.position.max_positions or length)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, (2, length), generator=generator)
     with torch.no_grad():

@@ -257,7 +257,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         index = read_object(folder / INDEX)
         with reading(folder / INDEX):
-            names = sorted({*index["weight_map"].values()})
+            names = sorted({*index["weight_map"].values()}) or [""]
             for name in names:
                 if Path(name).name != name or not (folder / name).is_file():
                     raise ValueError(f"names {name!r}, which is not a file in the same folder")

@@ -182,7 +182,9 @@ class TapeConfig(LlamaConfig):
             known = {field.name for field in fields(LlamaConfig)} - {"architectures"} | ARGUMENTS
             config_dict = {name: config_dict[name] for name in config_dict.keys() & known}
             config_dict |= {"model_type": cls.model_type, "position": "rope"}
-            _ignore_partial_default(config_dict)
+            if kind_of(_rope_of(config_dict)) == "default":  # transformers' Llama ignores it
+                for owner in (config_dict, _rope_of(config_dict)):
+                    owner.pop("partial_rotary_factor", None)
         elif family != cls.model_type:
             raise ValueError(
                 f"{pretrained_model_name_or_path} is a checkpoint of model_type {family!r}; "
@@ -218,10 +220,3 @@ class TapeConfig(LlamaConfig):
 def _rope_of(saved: dict[str, Any]) -> dict[str, Any]:
     """Returns the schedule of the frequencies in a saved configuration, also in the old form."""
     return saved.get("rope_scaling") or saved.get("rope_parameters") or {}
-
-
-def _ignore_partial_default(llama: dict[str, Any]) -> None:
-    """Drops `partial_rotary_factor` of the default schedule, as transformers' Llama ignores it."""
-    if kind_of(_rope_of(llama)) == "default":
-        for owner in (llama, _rope_of(llama)):
-            owner.pop("partial_rotary_factor", None)

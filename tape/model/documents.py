@@ -36,7 +36,7 @@ def number_documents(document_ids: Tensor, real: Tensor | None) -> tuple[Tensor,
     before it. A document is a run of tokens with equal ids; padding, of any id, belongs to the
     token before it. All (B, T); `real` is (B|1, T), False at padding, or None.
     """
-    steps = torch.ones_like(document_ids)
+    steps = torch.ones_like(document_ids, dtype=torch.long)
     if real is not None:
         steps = real.expand_as(document_ids).long()
         places = torch.arange(steps.shape[1], device=steps.device)

@@ -140,11 +140,12 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
 
 def _needed(call: Call, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
     """Returns the tokens (N,), numbered in (B, T), on whose MLP predictions depend: all up to the
-    last that predicts, and in the final layer those that predict. None for all tokens; also on a
-    GPU, which would have to wait until they are counted."""
+    last that predicts, and in the final layer those that predict. None for all tokens: those of a
+    cache are read later, and a GPU would have to wait until they are counted."""
     labels, (B, T) = call.predicted_positions, batch.x_BTC.shape[:2]
     looks_ahead = batch.mask is not None and batch.mask.ndim == 4
-    if labels is None or looks_ahead or not labels.is_cpu or is_compiling():
+    are_kept = looks_ahead or batch.cache is not None
+    if labels is None or are_kept or not labels.is_cpu or is_compiling():
         return None, None
     # Column 0 takes the -1 of rows with fewer labels; the label in column n is predicted by n - 1.
     predict = labels.new_zeros(B, T + 1, dtype=torch.bool)

@@ -2,8 +2,7 @@
 contains no code for specific encodings.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import reduce
 
 import torch
@@ -78,8 +77,7 @@ class TapePreTrainedModel(PreTrainedModel):
         if isinstance(module, PositionModule):
             module.reset_parameters()
 
-    @contextmanager
-    def evaluation_length(self, length: int) -> Iterator[None]:
+    def evaluation_length(self, length: int) -> AbstractContextManager[None]:
         """Evaluates inputs of up to `length` tokens, generated ones included, inside this context:
         encodings with random positions (RandPE) draw for `length` tokens, so that results do not
         depend on the batch.
@@ -87,8 +85,7 @@ class TapePreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: for a length beyond their training range.
         """
-        with self.base_model.position.sampler.evaluation_length(length):
-            yield
+        return self.base_model.position.sampler.evaluation_length(length)
 
     def set_shifted_attention(self, group: int | None) -> None:
         """Trains with shifted sparse attention (LongLoRA's S2, `tape.attention.shifted_sparse`) in
@@ -140,7 +137,8 @@ class TapeModel(TapePreTrainedModel):
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
             attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S):
                 True or 0 where a query sees a key, False or -1000 and less where it does not.
-            position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
+            position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones;
+                without effect on Abacus, which finds its own.
                 They must increase (`tape.model.indices`) unless the encoding is not `ordered`.
             past_key_values: any cache of transformers.
             use_cache: create a cache if none is given; by default as configured, but not in
