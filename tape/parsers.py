@@ -270,7 +270,7 @@ def gallery(given: Words = None) -> argparse.Namespace:
     every.remove("mixed")  # each of its layers has the encoding of an entry
     add, how = parser.add_argument, {"nargs": "+", "metavar": "NAME", "choices": known}
     add("--encodings", default=every, help="names; default: all", **how)
-    add("--length", type=integer(4, 4096), default=128, help="tokens (default: 128)")
+    add("--length", type=integer(8, 4096), default=128, help="tokens (default: 128)")
     add("--out", type=result_folder, default="output/gallery", help="a folder")
     return parser.parse_args(given)
 

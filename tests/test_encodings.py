@@ -100,7 +100,8 @@ def llama_folder(folder, rope):
 def test_a_llama_computes_as_in_the_library(tmp_path, kind):
     folder, tokens = llama_folder(tmp_path, (ROPES | OF_OTHERS)[kind]), random_tokens(2, 23)
     expected = LlamaForCausalLM.from_pretrained(folder).eval()(tokens).logits
-    scaled = ("yarn", "tape_yarn") if kind.startswith("yarn") else ()
+    scaled = ("yarn", "tape_yarn", {"name": "tape_yarn", "magnitudes": False})
+    scaled = scaled if kind.startswith("yarn") else ()
     for position in ("rope", "tape", {"name": "mixed", "pattern": ["rope", "tape"]}, *scaled):
         model = TapeForCausalLM.from_pretrained(folder, position=position).eval()
         torch.testing.assert_close(model(tokens).logits, expected, atol=1e-6, rtol=0)
@@ -198,7 +199,9 @@ def test_parameter_counts_of_the_papers_model(position, expected):
     assert model.num_parameters() == expected
 
 
+SHIFT = {"name": "shift", "maximum": 9}
 WRONG = {
+    "abacus: digits=5 must be a list of token ids": {"digits": 5},
     "carope: theta=1 must be a number > 1": {"theta": 1},
     "cope: count=1 must be an integer >= 2": {"count": 1},
     "fire: threshold=inf must be a number > 0": {"threshold": float("inf")},
@@ -207,6 +210,7 @@ WRONG = {
     "grape_m: start=0 must be a number > 0": {"start": 0},
     "grape_m: shared=1 must be true or false": {"shared": 1},
     "learned: length=4 must be >= the 64 that are drawn": {"length": 4, "sampler": "subset"},
+    "learned: length=24 must be >= the 25": {"length": 24, "sampler": SHIFT},
     "path: kernel=True must be an integer >= 1": {"kernel": True},
     "relative: extent='x' must be an integer >= 1": {"extent": "x"},
     "repo: start=3 must be the number of a layer, 0 to 2": {"start": 3},
@@ -229,6 +233,9 @@ WRONG_POSITIONS = {
 }
 WRONG_SCALINGS = {
     "scaling='linear' must be a mapping": "linear",
+    "scaling={'factor': 8.0} needs a rope_type; known: clipped, ": {"factor": 8.0},
+    "scaling takes no argument 'fctor'; did you mean 'factor'": {"rope_type": "yarn", "fctor": 8},
+    "rope_type=['linear']: only schedules that": {"rope_type": ["linear"]},
     "rope_type='longrope' also needs long_factor": {"rope_type": "longrope", "factor": 4.0},
     "factor=-2 must be a number > 0": {"rope_type": "linear", "factor": -2},
     "factor=0.5 must be a number >= 1": {"rope_type": "ntk", "factor": 0.5},

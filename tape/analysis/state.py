@@ -217,7 +217,7 @@ def markdown(frame: pd.DataFrame) -> str:
     for (name, change), group in losses.groupby(["row", "change"], sort=False):
         label, column = ("as trained", "value") if change == NONE else (change, "more")
         of = [group.loc[group["length"] == length, column].tolist() for length in lengths]
-        changed.append([name, label, len(of[0]), *(over_seeds(x, 4) for x in of)])
+        changed.append([name, label, max(map(len, of)), *(over_seeds(x, 4) for x in of)])
     note = NOTE.format(looked=int(frame["looked"].max()))
     return "\n\n".join([markdown_table(lines), markdown_table(changed), note])
 

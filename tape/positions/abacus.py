@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from tape.positions.absolute import Learned
+from tape.positions.sampling import named
 
 
 class Abacus(Learned):
@@ -31,10 +32,16 @@ class Abacus(Learned):
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        if (sampler := named(arguments["sampler"])[0]) != "index":
+            raise ValueError(
+                f"position {cls.name}: sampler={sampler!r} would move the rows of all tokens; set "
+                "position.offset instead"
+            )
         arguments = super().configure(config, arguments)
         digits, offset = arguments["digits"], arguments["offset"]
         ids = range(config.vocab_size)
-        if isinstance(digits, str) or not all(type(x) is int and x in ids for x in digits or ()):
+        listed = digits is None or isinstance(digits, list | tuple)
+        if not listed or not all(type(x) is int and x in ids for x in digits or ()):
             raise ValueError(
                 f"position {cls.name}: digits={digits!r} must be a list of token ids below "
                 f"vocab_size={config.vocab_size}"
@@ -44,11 +51,6 @@ class Abacus(Learned):
             raise ValueError(
                 f"position {cls.name}: offset={offset} must be an integer >= 0 and below length="
                 f"{arguments['length']}"
-            )
-        if arguments["sampler"]["name"] != "index":
-            raise ValueError(
-                f"position {cls.name}: sampler={arguments['sampler']['name']!r} would move the "
-                "rows of all tokens; set position.offset instead"
             )
         return arguments
 

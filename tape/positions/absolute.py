@@ -60,8 +60,10 @@ class Learned(PositionEncoding):
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         arguments = super().configure(config, arguments)
-        length = arguments["length"] or config.max_position_embeddings
-        if length < (drawn := arguments["sampler"].get("length", 0)):
+        trained, sampler = config.max_position_embeddings, arguments["sampler"]
+        length = arguments["length"] or trained
+        shifted = trained + sampler["maximum"] if "maximum" in sampler else 0
+        if length < (drawn := sampler.get("length", shifted)):
             raise ValueError(
                 f"position learned: length={length} must be >= the {drawn} that are drawn from"
             )

@@ -1,6 +1,5 @@
 """CARoPE: rotations by frequencies of the text (Veisi et al. 2025, arXiv 2507.23083)."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
-from tape.positions.sums import PARTS, SummedRotaryLayer
+from tape.positions.sums import PARTS, SummedRotaryLayer, before_softplus
 
 
 class ContextRotaryLayer(SummedRotaryLayer):
@@ -24,7 +23,7 @@ class ContextRotaryLayer(SummedRotaryLayer):
 
     def reset_parameters(self) -> None:
         init.zeros_(self.frequency.weight)
-        init.constant_(self.frequency.bias, math.log(math.expm1(self.ratio - 1)))
+        init.constant_(self.frequency.bias, before_softplus(self.ratio - 1))
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         logit = widen(self.frequency, tokens.x).mT[..., None]  # (B, K, T, 1)

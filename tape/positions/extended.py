@@ -71,11 +71,6 @@ class ExtendedRoPE(RoPE):
     chunk: int | None = None  # C; by default 3/4 L, as in the paper
     offset: int | None = None  # S; by default L/3, as in the paper, or more if `factor` needs it
 
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        self.pieces, names = METHODS[self.method]
-        self.settings = {name: getattr(self, name) for name in names}
-
     @classmethod
     def on_checkpoint(
         cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
@@ -107,8 +102,9 @@ class ExtendedRoPE(RoPE):
     def turns(self, positions: Positions, dtype: torch.dtype) -> list[Piece]:
         """Returns the pieces with states of RoPE, (B|1, 1, T|S, 2, F), in place of positions."""
         i, j = positions.query.to(dtype), positions.key.to(dtype)  # exact up to 2^24
+        method, names = METHODS[self.method]
         found = []
-        for piece in self.pieces(i, j, **self.settings):
+        for piece in method(i, j, **{name: getattr(self, name) for name in names}):
             query = super().state(Positions(piece.query, piece.key), dtype)
             key = super().state(Positions(piece.key, piece.key), dtype)
             found.append(Piece(query, key, None if piece.pairs is None else piece.pairs[:, None]))

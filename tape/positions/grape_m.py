@@ -5,7 +5,6 @@ Re-derived by hand from the paper and the authors' decoders (model-architectures
 model/llama-mha-grape-m-*.py), which rotate in the other direction.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from transformers import initialization as init
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
 from tape.positions.rotary import RotaryLayer, waves
 from tape.positions.schedules import frequencies_of, plain_theta
-from tape.positions.sums import PARTS, running_sums, split_sums
+from tape.positions.sums import PARTS, before_softplus, running_sums, split_sums
 
 # A key's extras count angles in units of so many radians: float16 ends at a million then, where
 # float32 resolves no phase any more. A power of two: other dtypes round alike.
@@ -62,7 +61,7 @@ class ContextualLayer(FrequencyLayer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        init.constant_(self.scale.bias, math.log(math.expm1(self.start)))
+        init.constant_(self.scale.bias, before_softplus(self.start))
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         # Softplus, whose own gradient has strides that break graphs of torch.compile.

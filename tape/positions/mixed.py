@@ -32,8 +32,12 @@ class Mixed(PositionEncoding):
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        self.places, parts = parts_of(of_length(config, self.length), self.pattern)
+        count = config.num_hidden_layers
+        layers = [bare(self.pattern[n % len(self.pattern)]) for n in range(count)]
+        distinct = [entry for n, entry in enumerate(layers) if entry not in layers[:n]]
+        self.places = [distinct.index(entry) for entry in layers]
         self.windows = [entry.get("window") for entry in self.pattern]
+        parts = [alone(config, x, layers.count(x), self.length) for x in distinct]
         self.entries = nn.ModuleList(positions.build(part) for part in parts)
         self.ordered = any(entry.ordered for entry in self.entries)
         self.causal = any(entry.causal for entry in self.entries)
@@ -49,7 +53,7 @@ class Mixed(PositionEncoding):
         entries = [checked(entry) for entry in pattern]
         length = arguments["length"] or config.max_position_embeddings
         for entry in entries:
-            configuration(of_length(config, length), entry, config.num_hidden_layers)
+            alone(config, entry, config.num_hidden_layers, length)
         updated = [bare(x) for x in entries if positions.ENCODINGS[x["name"]].updates]
         if any(entry != updated[0] for entry in updated):
             raise ValueError(
@@ -105,13 +109,6 @@ class Mixed(PositionEncoding):
         return layer
 
 
-def of_length(config: PretrainedConfig, length: int) -> PretrainedConfig:
-    """Returns a configuration with another training length."""
-    own = copy.copy(config)
-    own.max_position_embeddings = length
-    return own
-
-
 def checked(entry: str | Mapping[str, Any]) -> Entry:
     """Returns an entry with its name in full; refuses an encoding that cannot be a part."""
     name, given = positions.canonical(entry)
@@ -131,20 +128,12 @@ def checked(entry: str | Mapping[str, Any]) -> Entry:
     return {"name": name, **given}
 
 
-def parts_of(
-    config: PretrainedConfig, pattern: Sequence[Entry]
-) -> tuple[list[int], list[PretrainedConfig]]:
-    """Returns each layer's place among the distinct entries, and their configurations."""
-    layers = [bare(pattern[n % len(pattern)]) for n in range(config.num_hidden_layers)]
-    distinct = [entry for n, entry in enumerate(layers) if entry not in layers[:n]]
-    parts = [configuration(config, entry, layers.count(entry)) for entry in distinct]
-    return [distinct.index(entry) for entry in layers], parts
-
-
-def configuration(config: PretrainedConfig, entry: Entry, layers: int) -> PretrainedConfig:
-    """Returns the configuration of a model with this encoding alone, in so many layers."""
+def alone(config: PretrainedConfig, entry: Entry, layers: int, length: int) -> PretrainedConfig:
+    """Returns the configuration of a model with this encoding alone, in so many layers, and with
+    this training length."""
     own = copy.copy(config)
-    own.num_hidden_layers, own.rope_parameters = layers, copy.deepcopy(config.rope_parameters)
+    own.num_hidden_layers, own.max_position_embeddings = layers, length
+    own.rope_parameters = copy.deepcopy(config.rope_parameters)
     own.position = positions.configure(own, bare(entry))
     return own
 

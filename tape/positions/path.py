@@ -54,15 +54,12 @@ def within(q: Tensor, k: Tensor, text: Chunks, onward: bool) -> tuple[Tensor, Te
     n, L = q.shape[3:5]
     qw = (q @ text.w.mT).tril()
     near, back = q @ k.mT - qw @ text.along, q - qw @ text.applied
-    rows, columns = None, []  # rows: queries after a chunk, times the maps back to its end
+    rows, columns = q[..., 0, :0, :], []  # queries after a chunk, times the maps back to its end
     for b in reversed(range(n)):
-        blocks = [near[..., b, :, :]]
-        if rows is not None:
-            blocks.append(rows @ text.keys[..., b, :, :].mT)
-        columns.insert(0, F.pad(torch.cat(blocks, dim=-2), (0, 0, b * L, 0)))
+        column = torch.cat((near[..., b, :, :], rows @ text.keys[..., b, :, :].mT), dim=-2)
+        columns.insert(0, F.pad(column, (0, 0, b * L, 0)))
         if b or onward:
-            moved = [] if rows is None else [rows @ text.whole[..., b, :, :]]
-            rows = torch.cat([back[..., b, :, :], *moved], dim=-2)
+            rows = torch.cat((back[..., b, :, :], rows @ text.whole[..., b, :, :]), dim=-2)
     return torch.cat(columns, dim=-1)[..., :T, :T], rows[..., :T, :] if onward else None
 
 

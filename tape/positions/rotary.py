@@ -33,7 +33,8 @@ def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
     """Multiplies pairs (x_f, x_{f+F}) as complex numbers by e_f = (cosine, sine), (.., 2, F)."""
     if x.requires_grad and not is_compiling():
         return _ApplyRotary.apply(x, e)
-    return turned(x, *factors(e))
+    cosines, sines = factors(e)
+    return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
 
 
 def factors(e: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,11 +48,6 @@ def factors(e: Tensor) -> tuple[Tensor, Tensor]:
             return found
         e._tape_factors = found
     return e._tape_factors
-
-
-def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Returns `apply_rotary` of x, given its `factors`."""
-    return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
 
 
 class _ApplyRotary(torch.autograd.Function):
@@ -94,11 +90,7 @@ class RotaryLayer(LayerPosition):
         per_query, (H, K) = e, (q_BHTD.shape[1], k_BKTD.shape[1])
         if e.shape[1] == K < H:  # for the query heads of each key/value head
             per_query = e.repeat_interleave(H // K, dim=1)
-        if torch.is_grad_enabled():
-            return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e), None
-        of_keys = factors(e)
-        of_queries = of_keys if per_query is e else factors(per_query)
-        return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys), None
+        return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e), None
 
 
 class RoPE(PositionEncoding):

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tape.validation import is_number, suggestion
+from tape.validation import check_arguments, is_number, suggestion
 
 ORIGINAL = "original_max_position_embeddings"
 # Schedules that are fixed when the model is built. "dynamic" depends on the input's length, which
@@ -31,6 +31,8 @@ ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 # Numeric arguments of the schedules, which transformers does not check.
 POSITIVE = {"rope_theta", "factor", "attention_factor", "partial_rotary_factor", ORIGINAL}
 POSITIVE |= {name for pair in ORDERED for name in pair}
+NAMES = {"rope_type", "type", "short_factor", "long_factor", "truncate", "mscale", "mscale_all_dim"}
+NAMES |= POSITIVE
 
 
 def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
@@ -72,6 +74,11 @@ def settled(
             f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
         )
     current = {"rope_theta": 10_000.0, **(config.rope_parameters or {})}
+    if scaling is not None:
+        check_arguments("scaling", scaling.keys() - current.keys(), NAMES)
+        if not {"rope_type", "type"} & scaling.keys():
+            kinds = ", ".join(sorted(REQUIRED))
+            raise ValueError(f"scaling={dict(scaling)!r} needs a rope_type; known: {kinds}")
     scaling = dict(current if scaling is None else scaling)
     scaling.setdefault("rope_theta", current["rope_theta"])
     if theta is not None:
@@ -97,7 +104,7 @@ def _check_schedule(scaling: Mapping[str, Any], D: int) -> None:
     """Raises a ValueError for a schedule that is unknown, incomplete or contradicts itself."""
     rope_type, share = scaling["rope_type"], scaling.get("partial_rotary_factor")
     varies = scaling.get("short_factor") != scaling.get("long_factor")
-    if rope_type not in REQUIRED or (rope_type == "longrope" and varies):
+    if rope_type not in [*REQUIRED] or (rope_type == "longrope" and varies):
         raise ValueError(
             f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
             "are supported, because others would change cached "

@@ -50,12 +50,8 @@ class SelectiveRoPE(PositionEncoding):
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        if config.head_dim % 2 or config.hidden_size % config.num_attention_heads:
-            raise ValueError(
-                f"position selective: head_dim={config.head_dim} must be even, and hidden_size="
-                f"{config.hidden_size} a multiple of num_attention_heads="
-                f"{config.num_attention_heads}"
-            )
+        if config.head_dim % 2:
+            raise ValueError(f"position selective: head_dim={config.head_dim} must be even")
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return SelectiveLayer(self.config, self.rank, self.kernel, self.theta)

@@ -11,6 +11,15 @@ from tape.positions.rotary import RotaryLayer, waves
 PARTS = 3  # numbers of the model's dtype per sum: together 24 bits in bfloat16
 
 
+def before_softplus(y: float) -> float:
+    """Inverse of softplus, for y > 0.
+
+    >>> before_softplus(9999.0)
+    9999.0
+    """
+    return y + math.log(-math.expm1(-y))
+
+
 def split_sums(x_BKTN: Tensor, dtype: torch.dtype) -> Tensor:
     """Splits sums into `PARTS` numbers of `dtype` each, (B, K, T, N * PARTS)."""
     parts, left = [], x_BKTN

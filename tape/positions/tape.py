@@ -72,6 +72,7 @@ class TapeLayer(RotaryLayer):
         frequencies, self.num_heads = config.head_dim // 2, K
         self.attends, self.feed_forward = encoding.attention, encoding.feed_forward
         self.tensorial, self.magnitudes = encoding.tensorial, encoding.magnitudes
+        self.length = encoding.magnitude  # of the pairs of the initial state
         tensorial, equivariant = encoding.tensorial, encoding.equivariant
         self.order = ORDERS[tensorial, equivariant]
         self.restored = [self.order.index(axis) for axis in range(5)]
@@ -100,7 +101,7 @@ class TapeLayer(RotaryLayer):
                 gates = F.silu(self.gate(mlp_out)).to(e.dtype)
             if shape[2] == 1 and self.order == ORDERS[True, True]:
                 e = self._of_one_token(e.expand(shape).flatten(2), attended_e, gates).view(shape)
-                return e if self.magnitudes else F.normalize(e, dim=-2)
+                return self._restrained(e)
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
                 average = attended_e.to(e.dtype).view(*attended_e.shape[:-1], *shape[3:])
@@ -109,7 +110,10 @@ class TapeLayer(RotaryLayer):
             if self.feed_forward:
                 state = self._feed_forward(state, gates)
             e = state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
-            return e if self.magnitudes else F.normalize(e, dim=-2)
+            return self._restrained(e)
+
+    def _restrained(self, e: Tensor) -> Tensor:
+        return e if self.magnitudes else F.normalize(e, dim=-2) * self.length
 
     def _of_one_token(
         self, state: Tensor, attended_e: Tensor | None, gates: Tensor | None
@@ -160,7 +164,8 @@ class Tape(RoPE):
     feed_forward: bool = True  # update it after the MLP (Table 6)
     equivariant: bool = True  # the same maps for cosine and sine (Table 6)
     tensorial: bool = True  # maps mix heads; otherwise the entries of one vector (Table 6)
-    magnitudes: bool = True  # otherwise updates bring pairs to length 1: phases alone, a control
+    # Otherwise updates bring pairs to the length they begin with: phases alone, a control.
+    magnitudes: bool = True
     # Of P and W1: "zero", and TAPE starts as RoPE, or "xavier", as in the authors' code.
     init: str | None = None
 

@@ -18,7 +18,7 @@ class XPos(RoPE):
 
     `centre` (by default half the training length) cancels in exact arithmetic. Positions so far
     from it that a cached key could overflow are refused: with the default `scale_base`, more than
-    12,463 in float16 and 139,370 in bfloat16 and float32.
+    12,463 in float16 and 139,370 in bfloat16 and float32; but not in compiled graphs.
     """
 
     HEADROOM = 32.0  # bound on the entries of a key before scaling
@@ -45,7 +45,7 @@ class XPos(RoPE):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else x_BTC.dtype
         # Reading positions would synchronise a GPU: use a bound instead, at worst the number of
-        # cache slots or the range that positions are drawn from.
+        # cache slots, which position_ids may exceed, or the range that positions are drawn from.
         extent = positions.extent or self.sampler.max_positions or positions.key.shape[-1]
         last = extent - 1
         nats = math.log(torch.finfo(dtype).max / self.HEADROOM)
