@@ -57,6 +57,9 @@ def answers(
 def generate(given: argparse.Namespace) -> None:
     """Generates one shard, and writes the output if all others are complete."""
     shard, folder, output = Shard.parse(given.shard), given.model, given.output
+    results = output.with_suffix(".parts")
+    if results == output:
+        raise ValueError(f"{output} would be its own journal: give an output with another suffix")
     task = TASKS[given.task]
     name = given.budget or trained_for(folder, "budget")
     budget = BUDGETS[name][task.kind]
@@ -66,7 +69,6 @@ def generate(given: argparse.Namespace) -> None:
     examples = tokenize_split(prompts, given.split, given.data_dir, given.cache_dir)
     rows = examples.questions_spread(given.limit)
     batches = plan(examples, rows, given.max_batch_tokens)
-    results = output.with_suffix(".parts")
     if output.exists() and not journals(results):
         raise ValueError(f"{output} exists without its journal {results}: give another output=...")
     header = {

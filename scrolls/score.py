@@ -118,8 +118,9 @@ def evaluate_task(
         write_text(out / f"{name}_scores.md", f"{scores}\n")
         if not given.all:  # else a table of all tasks follows
             print(f"{scores}\n\nalso in {out}; {name}_answers.html has the answers side by side")
-        columns = {"question": questions, "gold answers": golds} | answered
-        write_text(out / f"{name}_answers.html", page(pd.DataFrame(columns).loc[[*questions]]))
+        asked = pd.DataFrame({"question": questions, "gold answers": golds})
+        side_by_side = pd.concat([asked, pd.DataFrame(answered)], axis="columns")
+        write_text(out / f"{name}_answers.html", page(side_by_side.loc[[*questions]]))
     return reports
 
 

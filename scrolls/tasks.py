@@ -25,11 +25,8 @@ class Task(NamedTuple):
         return "summary" if self.metric == "rouge" else "answer"
 
     def document_start(self, text: str) -> int:
-        """Returns the offset of the document in an input; a blank line precedes it.
-
-        Raises:
-            ValueError: if the input does not have this task's layout.
-        """
+        """Returns the offset of the document in an input, after a blank line; raises a ValueError
+        if the input does not have this task's layout."""
         found = re.match(LAYOUTS[self.layout], text, re.DOTALL)
         if found is None:
             raise ValueError(f"its input has no {self.layout} and a blank line before the document")

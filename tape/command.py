@@ -87,7 +87,8 @@ def path(text: str) -> Path:
     """Parses a path for argparse; refuses an empty one, which would mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("'' must be a path")
-    return Path(text)
+    found = Path(text)
+    return found if found.name.strip(".") else found.resolve()  # . and .. have names elsewhere
 
 
 def model_folder(text: str) -> Path:

@@ -6,7 +6,7 @@ they are grouped by, such as `row`, `task` or `length`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import mean, stdev
 
@@ -48,15 +48,10 @@ def per_seed(rows: pd.DataFrame, by: str | Sequence[str] = "row", over: str = "s
     return weighted_mean(rows, [*([by] if isinstance(by, str) else by), over])
 
 
-def table(
-    rows: pd.DataFrame,
-    by: str | Sequence[str] = "row",
-    over: str = "seed",
-    scale: Callable[[float], float] = float,
-) -> pd.DataFrame:
+def table(rows: pd.DataFrame, by: str | Sequence[str] = "row", over: str = "seed") -> pd.DataFrame:
     """Returns the columns mean (over seeds), half_width (of the interval; NaN for one seed) and n
-    (seeds) of each group. `scale` maps the value of a seed, as `math.exp` does a loss."""
-    groups = per_seed(rows, by, over).map(scale).groupby(level=by, sort=False)
+    (seeds) of each group."""
+    groups = per_seed(rows, by, over).groupby(level=by, sort=False)
     half_width = groups.agg(lambda x: student(x) if len(x) > 1 else math.nan)
     return pd.DataFrame({"mean": groups.agg(mean), "half_width": half_width, "n": groups.size()})
 

@@ -57,9 +57,11 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     """Alone, in part, and beside other runs, with what they were made with."""
     for _ in range(2):
         provenance.record(runs[0])  # resumed: the same once
+    (old := tmp_path / "a" / "heatmaps_synthetic.png").parent.mkdir()
+    old.touch()  # of an earlier comparison
     text, _ = compare(runs, tmp_path / "a", "grid", baseline="rope")
     row = ",0,arithmetic,accuracy,1,2,0.2,10,share\n"  # add_tape_0: 1 and 2 digits are integers
-    assert row in (tmp_path / "a" / "results.csv").read_text()
+    assert row in (tmp_path / "a" / "results.csv").read_text() and not old.exists()
     again, _ = compare([tmp_path / "a"], tmp_path / "b", baseline="rope")
     assert again == text and "| tape | accuracy, beyond | +" in text
     made = json.loads((tmp_path / "b/settings.json").read_text())["runs"]["add_tape_0"]

@@ -98,7 +98,7 @@ def test_recipes_have_the_length_of_their_data(words):
     if isinstance(source, Synthetic):
         assert source.max_length == source.of.trained
         assert synthetic_task.lengths_to(source, None)[-1] == source.of.tested
-        assert cfg.longest == source.positions(source.of.tested)
+        assert cfg.longest == replace(source, max_length=source.of.tested).length
 
 
 def test_abacus_positions_reach_as_far_as_they_were_moved(tmp_path):
@@ -117,6 +117,7 @@ def test_abacus_positions_reach_as_far_as_they_were_moved(tmp_path):
         ("addition", "length=9", r"length=9: these problems have 10 tokens; give length=10"),
         ("passkey", "eval_blocks=null", "eval_blocks=null: the number of prompts is unlimited"),
         ("passkey", "position=randpe position.length=200", "max_tokens=256 needs 265 .* has 200"),
+        ("synthetic", "data=parity position=abacus", "max_length=4 needs 5 .* 'abacus' has 4"),
         ("synthetic", "task.samples=0", r"task\.samples=0 must be an integer"),
         ("synthetic", "task.criterion=2.0", r"task\.criterion=2\.0 must lie in \(0, 1\)"),
         ("synthetic", "longest=0", r"longest=0 must be an integer in 2\.\."),

@@ -44,6 +44,7 @@ def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
 def test_command(runs, tmp_path, capsys):
     target, out = tmp_path / "config" / "text.yaml", tmp_path / "out"
     write_text(target, "fire: 0.25\nrope: 0.5\n")
+    write_text(out / "rates.yaml", "alibi: 0.125\n")  # of an earlier choice
     main([*map(str, runs), "--out", str(out), "--into", str(target)])
     assert OmegaConf.load(target) == {"fire": 0.25, "rope": 0.002, "tape": 0.004}
     assert OmegaConf.load(out / "rates.yaml") == {"rope": 0.002, "tape": 0.004}

@@ -102,6 +102,7 @@ def test_answers_are_in_order_and_do_not_depend_on_others(processes, base, data,
         ("split=train", "split: validation -> train"),
         ("task=narrative_qa", "task: qasper -> narrative_qa"),
         ("model=other", r"holds another evaluation \(model: "),
+        ("output=a.parts", r"a\.parts would be its own journal"),
         ("output=adape.json", r"adape\.json exists without its journal"),
     ],
 )

@@ -200,12 +200,12 @@ def test_the_table_of_the_benchmark(evaluate, official, tmp_path):
 def test_answers_are_read_side_by_side(evaluate, qasper, tmp_path):
     given = {
         "adape.json": dict(zip(IDS, ["mill", "<b>May</b>", "x " * 99], strict=True)),
-        "rope.json": dict(zip(IDS, ["mill", "at\n5", "&amp;"], strict=True)),
+        "question.json": dict(zip(IDS, ["mill", "at\n5", "&amp;"], strict=True)),
     }
     assert evaluate(qasper, given, file="").status == 0
-    assert "| rope | 22.2222 |" in (tmp_path / "out" / "qasper_scores.md").read_text()
+    assert "| question | 22.2222 |" in (tmp_path / "out" / "qasper_scores.md").read_text()
     (table,) = pd.read_html(tmp_path / "out" / "qasper_answers.html", index_col=0)
-    assert [*table.columns] == ["question", "gold answers", "adape", "rope"]
-    assert [*table.index] == IDS and [*table["rope"]] == ["mill", "at 5", "&amp;"]
+    assert [*table.columns] == ["question", "gold answers", "adape", "question.1"]
+    assert [*table.index] == IDS and [*table["question.1"]] == ["mill", "at 5", "&amp;"]
     assert table["adape"]["q2"] == "<b>May</b>" and table["adape"]["q3"].count("x") == 99
     assert table["gold answers"]["q1"].startswith("At the mill. a mill, by")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from commands import run_command
+from conftest import refuses
 from test_tasks import CASES, evaluate, make_run
 
 from arithmetic.addition_task import GRID
@@ -114,6 +115,19 @@ def test_several_values_count_alone_and_together(answered):
     assert (length["accuracy"], length["found"], results.name) == (8 / 12, 20 / 24, "passkey_2x2")
     shown = PASSKEY.describe(found)
     assert ", 0.833 of the values" in shown and shown.endswith("effective length: >= 120")
+
+
+def test_words_that_a_tokenizer_lacks_are_refused(tmp_path):
+    run = make_run(tmp_path / "run", "synthetic")
+    refuses("no token for a part of the text", evaluate, run, "passkey", "--max_tokens 100")
+
+
+def test_a_run_may_be_the_current_folder(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    for place, given in (("run", "."), ("run/report", "..")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / place)
+        assert parsers.evaluate([given, "--task", "addition"]).run == tmp_path / "run"
 
 
 def test_command_lines(tmp_path, monkeypatch):

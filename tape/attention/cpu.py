@@ -95,8 +95,11 @@ def attend(
     exact = q.dtype in (torch.float32, torch.float64) and not is_compiling()
     if values.payload is None or mask is not None or not (T == S > 1 and exact and q.requires_grad):
         return None
-    k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
-    return _CausalAttention.apply(q, k, values.v, values.payload, scaling)
+    k, v, payload = (
+        (x if x.shape[1] in (1, H) else per_query_head(x, H)).expand(B, H, -1, -1)
+        for x in (k, values.v, values.payload)
+    )
+    return _CausalAttention.apply(q, k, v, payload, scaling)
 
 
 def _single_query(

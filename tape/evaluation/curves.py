@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tape.data.ngrams import ORDERS
-from tape.evaluation.figures import draw_panel, write_figure
+from tape.evaluation.figures import draw_panel
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
 from tape.evaluation.view import (
@@ -140,11 +140,6 @@ def _long_form(tables: list[pd.DataFrame]) -> pd.DataFrame:
     found = pd.concat(tables, ignore_index=True).rename(columns=names)
     numbers = found[["length", "first", "last", "value"]].astype(float)
     return numbers.assign(measure="loss", n=found["n"].astype(int), unit="nats")
-
-
-def draw(path: Path) -> None:
-    """Writes the picture of a table beside it."""
-    write_figure(figure_of(*read_curves(path)), path.with_suffix(""), ["png"])
 
 
 def figure_of(rows: list[Row], bins: list[Row]) -> Figure:

@@ -26,7 +26,6 @@ from tape.files import reading, write_text
 from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import differences, locked
-from tape.validation import check_name
 
 FILE = "parts.jsonl"
 # Files and folders of the run itself, in its folder.
@@ -39,15 +38,6 @@ Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
 Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
 Header = dict[str, Any]
 Rows = list[dict[str, Any]]
-
-
-def place_of(run: Path, setting: str, name: object) -> Path:
-    """Returns the folder of an evaluation within that of a run; raises a ValueError for an invalid
-    name, or the name of something else there."""
-    place = run / check_name(setting, name)
-    if OF_THE_RUN.fullmatch(place.name) or (place.exists() and not place.is_dir()):
-        raise ValueError(f"{setting}={name!r} is used by {run} itself; choose another")
-    return place
 
 
 class Incomplete(ValueError):

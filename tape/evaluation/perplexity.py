@@ -13,13 +13,14 @@ import transformers
 from tape import parsers
 from tape.command import expected_errors
 from tape.evaluation import scoring
-from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
+from tape.evaluation.curves import Binned, binned, figure_of, read_curves, write
 from tape.evaluation.extension import extended, extension
+from tape.evaluation.figures import write_figure
 from tape.evaluation.journal import Incomplete, Shard, complete_shard, join
-from tape.evaluation.tables import check_addable, markdown_table
+from tape.evaluation.tables import markdown_table
 from tape.evaluation.texts import Text, open_text
 from tape.evaluation.windows import Batch, batches_of, strides_of, windows_of
-from tape.files import reading
+from tape.files import check_folder, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
 
@@ -50,8 +51,11 @@ def run(arguments: argparse.Namespace) -> str:
     others are complete, and raises Incomplete otherwise. Raises a ValueError or an OSError for what
     cannot be evaluated, before any work."""
     folder, out, convention = arguments.model, arguments.out, arguments.convention
-    check_addable(out, COLUMNS)
+    shard = Shard.parse(arguments.shard)
+    if out.suffix != ".csv":
+        raise ValueError(f"--out {out} must end in .csv")
     read_curves(out)
+    check_folder(out.parent)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     position = extended(arguments, folder)
     model = load_model(folder, scoring.DTYPES[arguments.dtype], position=position)
@@ -76,10 +80,10 @@ def run(arguments: argparse.Namespace) -> str:
         header["position"] = position
     digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
     results = out.with_suffix("") / f"{convention}-{digest}"
-    print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
+    print(f"{folder}: shard {shard} of {text.name}, {text.length:,} tokens, {convention}")
     complete_shard(
         results,
-        Shard.parse(arguments.shard),
+        shard,
         header,
         batches,
         lambda missing: ((n, answer(model, text, batch)) for n, batch in missing.items()),
@@ -108,7 +112,7 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
         for row in rows:
             by_length[row["length"]].append(row["bins"])
         found = write(out, about, by_length)
-    draw(out)
+    write_figure(figure_of(*read_curves(out)), out.with_suffix(""), ["png"])
     lines = [["window", "scored tokens", "loss", "perplexity"]]
     for x in found:
         lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from tape.files import check_folder, reading, write_text
+from tape.files import reading, write_text
 from tape.statistics import student
 
 Row = dict[str, str]
@@ -72,14 +72,6 @@ def read_table(
             if not re.fullmatch(pattern, row[column], re.ASCII):
                 raise ValueError(f"{where}: {column}={row[column]!r} is not a valid number")
     return rows
-
-
-def check_addable(path: Path, columns: tuple[str, ...]) -> None:
-    """Raises a ValueError or an OSError if rows cannot be added to a table."""
-    if path.suffix != ".csv":
-        raise ValueError(f"--out {path} must end in .csv")
-    read_table(path, columns)
-    check_folder(path.parent)
 
 
 def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]) -> None:

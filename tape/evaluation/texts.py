@@ -128,7 +128,8 @@ def check_split(corpus: TextCorpus, model: Path) -> None:
     recorded = read_object(path)
     with reading(path):
         settings = dict(recorded["data"])
-    if settings.pop("_target_").rpartition(".")[2] != TextCorpus.__name__:
+        kind = settings.pop("_target_").rpartition(".")[2]
+    if kind != TextCorpus.__name__:
         return
     try:
         own = TextCorpus(**settings)

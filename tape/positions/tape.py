@@ -101,7 +101,7 @@ class TapeLayer(RotaryLayer):
                 gates = F.silu(self.gate(mlp_out)).to(e.dtype)
             if shape[2] == 1 and self.order == ORDERS[True, True]:
                 e = self._of_one_token(e.expand(shape).flatten(2), attended_e, gates).view(shape)
-                return self._restrained(e)
+                return e if self.magnitudes else F.normalize(e, dim=-2) * self.length
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
                 average = attended_e.to(e.dtype).view(*attended_e.shape[:-1], *shape[3:])
@@ -110,10 +110,7 @@ class TapeLayer(RotaryLayer):
             if self.feed_forward:
                 state = self._feed_forward(state, gates)
             e = state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
-            return self._restrained(e)
-
-    def _restrained(self, e: Tensor) -> Tensor:
-        return e if self.magnitudes else F.normalize(e, dim=-2) * self.length
+            return e if self.magnitudes else F.normalize(e, dim=-2) * self.length
 
     def _of_one_token(
         self, state: Tensor, attended_e: Tensor | None, gates: Tensor | None

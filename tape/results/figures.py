@@ -46,7 +46,10 @@ def _trained(found: Comparison, kind: str) -> int:
 
 def write_figures(found: Comparison, out: Path) -> None:
     """Writes curves and heatmaps as png and svg, where there are such rows. With heat maps of
-    several evaluations, those of a further one are heatmaps_<evaluation>."""
+    several evaluations, those of a further one are heatmaps_<evaluation>. Those of an earlier
+    comparison go."""
+    for old in (*out.glob("curves.*"), *out.glob("heatmaps*.*")):
+        old.unlink()
     if (figure := curves(found)) is not None:
         write_figure(figure, out / "curves")
     name = "heatmaps"

@@ -121,8 +121,8 @@ def write_choice(found: Choices, target: Path) -> None:
         labels = ", ".join(found.names)
         raise ValueError(f"{target} has one learning rate per name: {labels}; leave some out")
     with reading(target):
-        before = yaml.safe_load(target.read_text()) if target.is_file() else {}
-        rates = before | {found.names[label]: rate for label, rate in found.rates.items()}
+        before = yaml.safe_load(target.read_text()) if target.is_file() else None
+        rates = (before or {}) | {found.names[label]: rate for label, rate in found.rates.items()}
     write_text(target, HEAD + yaml.safe_dump(rates))
 
 
@@ -135,6 +135,7 @@ def main(given: list[str] | None = None) -> None:
     write_runs(out, runs)
     write_text(out / "table.md", text + "\n")
     write_figure(draw(found), out / "rates")
+    (out / "rates.yaml").unlink(missing_ok=True)  # of other runs
     for target in filter(None, (out / "rates.yaml", arguments.into)):
         write_choice(found, target)
     print(text)

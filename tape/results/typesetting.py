@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tape.evaluation.accuracy import effective_length
-from tape.evaluation.curves import MIN_WINDOWS, context_gain
+from tape.evaluation.curves import MIN_WINDOWS
 from tape.evaluation.tables import markdown_table, median_length, over_seeds
 from tape.evaluation.view import Column
 from tape.results.rows import RATE, Comparison, kind_of
@@ -88,19 +88,11 @@ def markdown(found: Comparison, baseline: str | None = None) -> str:
         notes += "\n" + EFFECTIVE
     if any("(n = " in cell for cells in tables for line in cells for cell in line):
         notes += "\n" + FEWER
-    if _lacks_gain(found):
+    shown = {title for cells in tables for title in cells[0]}
+    if "perplexity" in found.groups and shown.isdisjoint({"method", "context gain, nats"}):
         notes += "\n" + NO_GAIN
     text = "\n\n".join([*map(markdown_table, tables), notes + _own_rates(found)])
     return text + missing_note(found.missing)
-
-
-def _lacks_gain(found: Comparison) -> bool:
-    """Whether runs have too few windows for the context gain, which is not defined for runs of
-    methods, whose bases have other trained lengths."""
-    runs = [run for group in found.groups.get("perplexity", {}).values() for run in group]
-    return kind_of(runs) == "encoding" and not all(
-        context_gain(run.of("perplexity"), run.settings["length"]) for run in runs
-    )
 
 
 def _own_rates(found: Comparison) -> str:

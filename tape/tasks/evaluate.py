@@ -14,7 +14,7 @@ from tape.analysis.state import load
 from tape.command import expected_errors
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import draw_panel, heat_map, write_figure
-from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, place_of
+from tape.evaluation.journal import OF_THE_RUN, Incomplete, Shard, answering, complete_shard, join
 from tape.evaluation.view import Evaluation
 from tape.model.checkpoint import identified
 from tape.runs.folder import folder_for_results
@@ -56,7 +56,10 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     if position is not None:
         header["extend"] = extension(given)
         name += f"_{header['extend'].replace(' ', '_')}"
-    results = place_of(folder_for_results(folder), "--name", given.name or name)
+    results = folder_for_results(folder) / (given.name or name)
+    if OF_THE_RUN.fullmatch(results.name) or (results.exists() and not results.is_dir()):
+        taken = f"--name={results.name!r} is used by {results.parent} itself"
+        raise ValueError(f"{taken}; choose another")
     complete_shard(
         results,
         shard,

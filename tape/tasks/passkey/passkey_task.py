@@ -14,6 +14,7 @@ import pandas as pd
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from tape.data.blocks import tokenize
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
@@ -162,6 +163,7 @@ class PasskeyQuestions(Questions):
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     """Raises a ValueError if the tokenizer cannot encode a prompt that is to be continued."""
+    tokenize(tokenizer, [text])
     ids, unknown = tokenizer(text)["input_ids"], tokenizer.unk_token_id
     if unknown is not None and unknown in ids:
         raise ValueError(f"the model's tokenizer has {tokenizer.unk_token} for parts of a prompt")

@@ -296,15 +296,11 @@ class Synthetic(Source):
 
     @property
     def length(self) -> int:
-        return self.positions(self.max_length)
+        return self.of.make(Draws(keys_of(0)), self.max_length)[0].shape[1]
 
     @property
     def trained(self) -> tuple[int, None]:
         return self.max_length, None
-
-    def positions(self, length: int) -> int:
-        """Returns the number of tokens of a problem of some length, with its answer."""
-        return self.of.make(Draws(keys_of(0)), length)[0].shape[1]
 
     def draw(self, seed: int, stream: int, numbers: np.ndarray, length: int) -> Block:
         """Returns the problems (B,) of a stream with one length: tokens and labels (B, T) each.

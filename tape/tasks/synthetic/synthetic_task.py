@@ -20,7 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
+from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
+from tape.positions.abacus import Abacus
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.generated import GeneratedTask
@@ -114,6 +116,17 @@ class SyntheticQuestions(Questions):
         asked = asdict(self) | {"trained": self.problems.max_length}
         del asked["lengths"]
         return asked.pop("problems") | asked | {"max_length": self.max_length}
+
+    def check(self, model, batches, purpose=""):
+        """Abacus has a row for each digit of a number."""
+        super().check(model, batches, purpose)
+        if isinstance(encoding := model.base_model.position, Abacus):
+            digits = encoding.digit_ids.numpy(force=True)
+            prompts = (np.isin(x.prompt, digits) for each in batches for x in each.questions)
+            numbers = ("".join(map(str, prompt.astype(int))).split("0") for prompt in prompts)
+            needed = max(len(number) for each in numbers for number in each) + 1
+            limit = f"{purpose}max_length={self.max_length}"
+            check_length(model, needed, limit, len(encoding.table))
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Question]]:
         for length in self.lengths:
