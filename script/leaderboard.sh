@@ -17,11 +17,13 @@ name=${NAME:-leaderboard}
 unset NAME EVALUATION
 source script/environment.sh
 
-status=0 compared=()
+status=0 compared=() began=$(mktemp)
+trap 'rm -f "$began"' EXIT
 for sweep in ${SWEEPS:-suite encodings passkey bigrams addition}; do
     bash script/sweep.sh "$sweep" name="${name}_$sweep" || status=$?
     ((status != 75 && status != 130)) || exit $status # stopped, and saved
-    [[ ! -d output/compare_${name}_$sweep ]] || compared+=("output/compare_${name}_$sweep")
+    rows=output/compare_${name}_$sweep/results.csv # not of an earlier time
+    [[ ! $rows -nt $began ]] || compared+=("${rows%/*}")
 done
 # Without folders, the command would write the page of the committed rows.
 [[ ! ${compared[*]} ]] || "$python" -m tape.commands leaderboard "${compared[@]}"
