@@ -137,9 +137,9 @@ class TapeModel(TapePreTrainedModel):
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
             attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S):
                 True or 0 where a query sees a key, False or -1000 and less where it does not.
-            position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones;
-                without effect on Abacus, which finds its own.
+            position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
                 They must increase (`tape.model.indices`) unless the encoding is not `ordered`.
+                Abacus finds its own.
             past_key_values: any cache of transformers.
             use_cache: create a cache if none is given; by default as configured, but not in
                 training.
