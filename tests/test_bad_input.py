@@ -13,7 +13,7 @@ import shutil
 import pytest
 import torch
 from commands import run_command
-from conftest import composed
+from conftest import composed, refuses
 from omegaconf import OmegaConf, open_dict
 from results import add_grid, add_passkeys, add_perplexity, make_run
 from safetensors.torch import load_file, save_file
@@ -26,7 +26,7 @@ from tape.commands import train
 from tape.model.checkpoint import load, weight_files
 from tape.results.runs import read_run
 from tape.runs.folder import HASHES, finalize_checkpoint
-from tape.settings.composition import is_expected, parsed, refuse
+from tape.settings.composition import check_rates_are_read, help_of, is_expected, parsed, refuse
 from tape.settings.groups import options
 from tape.settings.schema import FOLDER
 
@@ -191,6 +191,14 @@ COMMAND_LINES = [
 def test_command_lines_of_a_run(settings, message, tmp_path):
     outcome = run_command("train.py", "experiment=quick", settings, folder=tmp_path)
     check_refusal(outcome, message, tmp_path)
+
+
+def test_settings_with_several_values_are_composed_without_them():
+    words = ["experiment=quick", "seed=0,1", "trainer.learning_rate=1e-3,2e-3", "rates=text"]
+    assert "\nseed: 0\n" in help_of(words, "train")
+    check_rates_are_read(words, "train")
+    del words[2]
+    refuses("rates=text: this experiment has one", check_rates_are_read, words, "train")
 
 
 def test_debug_shows_where_a_setting_was_refused(tmp_path):

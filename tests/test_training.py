@@ -27,7 +27,13 @@ from tape.commands.train import STOPPED
 from tape.runs.folder import SAVING, last_complete, register_run, remove_old, verify_checkpoint
 from tape.runs.folder import locked as lock
 from tape.runs.metrics import read_metrics
-from tape.training.callbacks import Console, NonFiniteLoss, StopAndNaNCallback, Stopped
+from tape.training.callbacks import (
+    Console,
+    NonFiniteLoss,
+    StopAndNaNCallback,
+    Stopped,
+    peak_memory,
+)
 
 
 def report_of(folder):
@@ -166,6 +172,8 @@ def test_speed_counts_waiting_for_data_but_no_validation(monkeypatch):
         console.on_log(*given, logs=logs)
         speeds.append(logs["tokens_per_second"])
     assert speeds == [90 / 5, 90 / 2]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # which trainer.use_cpu ignores
+    assert peak_memory(torch.device("cpu")) > 2**20
 
 
 def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, quick_run, caplog):
