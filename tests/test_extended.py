@@ -14,7 +14,7 @@ from test_contract import check_against_loops, loops_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeConfig, TapeForCausalLM, parsers
-from tape.evaluation import perplexity
+from tape.evaluation import curves, perplexity
 from tape.evaluation.accuracy import effective_length
 from tape.evaluation.extension import extended
 from tape.evaluation.tables import median_length, read_table
@@ -160,7 +160,7 @@ def measured(folder, data, *given):
     words = ["--model", folder, "--data", data, "--lengths", "16", "32", "--stride", "8", *given]
     arguments = parsers.perplexity([*map(str, words)])
     perplexity.run(arguments)
-    rows = read_table(arguments.out, perplexity.COLUMNS)[-2:]
+    rows = read_table(arguments.out, curves.COLUMNS)[-2:]
     name = f"{rows[0]['model']} {rows[0]['extend']}".strip()
     return name, [float(row["perplexity"]) for row in rows], arguments.out.name
 

@@ -214,7 +214,7 @@ sweep=passkey vary.position=[] | vary, seeds: name one value or more of each
 sweep=passkey vary.seed=[1,2] | seed= is set by the sweep; give name=
 sweep=passkey seeds=[0,x] | seeds='x' must be an integer in 0\.\.
 sweep=passkey jobs=0 | jobs=0 must be an integer >= 1
-sweep=passkey seconds=10m | seconds=10m must be a number >= 0, or null
+sweep=passkey seconds=10m | seconds='10m' must be a number >= 0, or null
 sweep=passkey evaluation=['out=x.csv'] | out=x\.csv is set by the sweep
 sweep=passkey baseline=foo | unknown baseline 'foo'
 sweep=encodings vary.tokenizer=[a/b,a-b] | two runs have one folder
