@@ -198,13 +198,14 @@ def test_a_card_names_the_base(run, tmp_path, is_adapted):
 
 def test_a_tokenizer_without_unknown_words_is_exported(tmp_path):
     tokenizer = character_tokenizer()
-    short = {"name": "learned", "length": TRAIN_LENGTH // 2}  # of which the check takes no more
-    make_model(short, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
-    out = export(tmp_path / "run", tmp_path / "out")
-    assert (
-        AutoTokenizer.from_pretrained(out)("12+3=")["input_ids"] == tokenizer("12+3=")["input_ids"]
-    )
+    # Of which the check takes no more tokens than they have positions in an evaluation.
+    for name, limit in (("learned", "length"), ("randpe", "eval_length")):
+        position = {"name": name, limit: TRAIN_LENGTH // 2}
+        make_model(position, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "run")
+        out = export(tmp_path / "run", tmp_path / name)
+        found = AutoTokenizer.from_pretrained(out)("12+3=")["input_ids"]
+        assert found == tokenizer("12+3=")["input_ids"]
 
 
 def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):

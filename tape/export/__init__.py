@@ -114,8 +114,9 @@ def verify(model: TapeForCausalLM, folder: Path, format: str) -> None:
     exact = format == "tape"
     dtype = str(model.dtype).removeprefix("torch.") if exact else "float32"
     model.to(getattr(torch, dtype))
-    length = min(256, model.config.max_position_embeddings)
-    length = min(length, model.model.position.max_positions or length)
+    position = model.model.position
+    limits = position.max_positions, getattr(position.sampler, "eval_length", None)
+    length = min(256, model.config.max_position_embeddings, *filter(None, limits))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, (2, length), generator=generator)
     with torch.no_grad():
