@@ -10,6 +10,7 @@ import pytest
 from conftest import make_model, refuses
 
 from tape import provenance as origin
+from tape.model.checkpoint import load_model
 from tape.positions import ENCODINGS
 from tape.runs.folder import CONFIGURATION
 
@@ -86,13 +87,17 @@ def test_code_may_move_to_another_module(tmp_path):
             assert origin.fingerprint(model) == before
 
 
-def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_path):
+def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_path, capsys):
     steps, report = "trainer.max_steps=10", finished / "report" / "report.json"
     before = report.read_bytes()
+    load_model(finished)
+    assert "has changed since" not in capsys.readouterr().err
     with edited(tmp_path, "tape.positions.tape", other):
         for given in ((), (steps,)):  # finished, or to be resumed
             refuses(r"run: the code .* has changed; .*=true$", start, *given)
         assert report.read_bytes() == before
+        load_model(finished)
+        assert "has changed since" in capsys.readouterr().err
         start(steps, "accept_new_code=true")
         start(steps)  # the new code is the run's from now on
     refuses("has changed", start, steps)

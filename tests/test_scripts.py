@@ -303,5 +303,8 @@ def test_all_columns_of_the_leaderboard(project):
     assert len(trained) == 8 + 1 and all(given(run, "seed") == ["7"] for run in trained)
     folders = [f"output/compare_leaderboard_{sweep}" for sweep in ("suite", "passkey")]
     assert found[-1] == ["-m", "tape.commands", "leaderboard", *folders]
+    command = ("leaderboard.sh", "position.theta=5000")
+    *trained, _ = commands_of(project, *command, TYPES="rope", SEEDS="7", SWEEPS="passkey")
+    assert all("position.theta=5000" in run for run in trained if run[0] == "train")
     os.utime(rows, (0, 0))  # by an earlier sweep
     assert commands_of(project, "leaderboard.sh", TYPES="rope", SWEEPS="passkey")[-1][0] != "-m"

@@ -60,6 +60,12 @@ def test_a_layer_has_the_state_that_it_reads(name):
     assert all(e is None or torch.equal(e, x) for e, x in zip(states, read, strict=True))
 
 
+def test_a_state_of_another_layout_is_left_out():
+    model = make_model("nope")
+    model.model.position.state = lambda positions, dtype: torch.ones(1, 1, LENGTH, 4)
+    assert look_inside(model, IDS).states == [None] * len(model.model.layers)
+
+
 def test_changes_by_hand():
     before = torch.tensor([[[1.0, 0.0], [0.5, 1.5]]])  # rounded weights do not add up to 1
     after = torch.tensor([[[1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.4, 0.4]]])
@@ -165,6 +171,8 @@ def test_numbers_by_hand():
     expected = np.mean([np.log(i + 1) for i in range(T)])
     assert visualize.entropy(A) == pytest.approx(expected, rel=1e-6)
     assert visualize.entropy(torch.eye(T)[None]) == 0
+    found = [[*visualize.numbers([inside.Inside([x], [None])])] for x in (A, A / 8)]  # a sink
+    assert found[0][0]["entropy"] == pytest.approx(expected, rel=1e-6) and found[0] == found[1]
     by = inside.by_distance(A)
     assert by[0] == pytest.approx(np.mean([1 / (i + 1) for i in range(8, T)]))
     assert by[12] == pytest.approx(np.mean([1 / (i + 1) for i in range(12, T)]))

@@ -109,7 +109,7 @@ class Inside(NamedTuple):
     """Internals of one sequence by layer (of every recurrence), in float32 on the CPU."""
 
     attention: list[Tensor]  # weights (H, T, T); rows are queries
-    states: list[Tensor | None]  # cosines and sines (K|1, T, 2, F) at the input; None without
+    states: list[Tensor | None]  # cosines and sines (K|1, T, 2, F) at the input; None for others
 
 
 def dot_products(e_KT2F: Tensor) -> Tensor:
@@ -137,7 +137,8 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
 
     def record(module: torch.nn.Module, arguments: tuple) -> None:
         e = arguments[1]
-        states.append(None if e is None else e[0, ..., :2, :].float().cpu())
+        pairs = e is not None and e.ndim == 5 and e.shape[2] == len(ids[0]) and e.shape[3] >= 2
+        states.append(e[0, ..., :2, :].float().cpu() if pairs else None)
 
     ids = ids.to(model.device)[None]
     positions = torch.arange(first, first + ids.shape[1], device=ids.device)[None]

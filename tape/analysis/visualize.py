@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
@@ -44,8 +45,10 @@ def entropy(A_HTT: Tensor) -> float:
 
 
 def numbers(texts: list[inside.Inside]) -> Iterator[dict[str, Any]]:
-    """Yields a row per layer: means over texts."""
-    for n, weights in enumerate(zip(*(text.attention for text in texts), strict=True)):
+    """Yields a row per layer: means over texts, of weights divided by their sum, which is not 1 in
+    an encoding or with a sink that takes attention away."""
+    for n, layer in enumerate(zip(*(text.attention for text in texts), strict=True)):
+        weights = [F.normalize(A, p=1, dim=-1) for A in layer]
         states = [e for text in texts if (e := text.states[n]) is not None]
         sizes = [e.norm(dim=-2).mean().item() for e in states]
         yield {

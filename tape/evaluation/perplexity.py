@@ -31,7 +31,8 @@ def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
     if not np.isfinite(losses).all():
         raise ValueError(
             f"the model has losses that are not finite in windows of {batch.length:,}: its "
-            f"weights are damaged, or the dtype is too narrow for them"
+            f"weights are damaged, the dtype is too narrow for them, or the encoding is undefined "
+            f"at this length"
         )
     positions = np.concatenate([window.positions for window in batch.windows])
     return {"length": batch.length, "bins": binned(positions, losses)}

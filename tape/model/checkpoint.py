@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tape.model.modeling import TapeForCausalLM
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CONFIG = "config.json"
+TRAINED = "trained.json"  # settings that made the saved weights, beside them
 WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
 PROBE = "It's 12345 of 6: don't  stop\n\n\tnow, Größe 漢字 ☃ x+=1"  # of all that tokenizers split
 SHA256 = 64  # digits; a revision on the hub has fewer
@@ -98,7 +100,7 @@ def load_model(
     position: str | dict[str, Any] | None = None,
 ) -> TapeForCausalLM:
     """Loads a model of ours, or a Llama as one with RoPE; an adapter is merged into its base. The
-    model is on a GPU if there is one.
+    model is on a GPU if there is one. Says on stderr if other code trained it.
 
     Args:
         dtype: by default the one that it was saved in, float32 for an adapter.
@@ -133,6 +135,12 @@ def load_model(
         )
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     check_finite(folder, model)
+    if position is None and changed_code(folder, model):
+        print(
+            f"note: the code of the decoder or its encoding has changed since {folder} was trained;"
+            " its results are those of the present code",
+            file=sys.stderr,
+        )
     return model
 
 
@@ -287,6 +295,14 @@ def identified(folder: Path, model: TapeForCausalLM) -> dict[str, str]:
     content = json.dumps(told, sort_keys=True).encode()
     hashes = {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}
     return hashes | {"code": provenance.fingerprint(model)}
+
+
+def changed_code(folder: Path, model: TapeForCausalLM) -> bool:
+    """Returns whether the model from a run's folder was trained with other code than the present;
+    False where this was not recorded."""
+    record = folder / TRAINED
+    trained = read_object(record).get("code") if record.is_file() else None
+    return trained not in (None, provenance.fingerprint(model))
 
 
 def check_length(

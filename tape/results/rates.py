@@ -31,8 +31,8 @@ HEAD = """\
 """
 NOTE = """\
 Validation loss in nats per token at the end of training, mean over {} seed(s); -: not all of these
-runs finished. The lowest is chosen. *: the lowest or highest rate that was tried, so a better one
-may lie beyond it."""
+runs finished. The lowest is chosen. *: the lowest or highest rate with a finished run, so a better
+one may lie beyond it."""
 
 
 class Choices(NamedTuple):
@@ -43,7 +43,7 @@ class Choices(NamedTuple):
     rows: pd.DataFrame  # a row per run: row (the label), rate, seed and value, the loss
     means: pd.DataFrame  # by label and rate, ascending; NaN unless there is a run of every seed
     rates: dict[str, float]  # the chosen one by label, where a rate has a run of every seed
-    at_boundary: set[str]  # labels whose rate is the lowest or highest that was tried
+    at_boundary: set[str]  # labels whose rate is the lowest or highest with a finished run
 
 
 def read_finished(folder: Path, name: str) -> Run:

@@ -129,7 +129,7 @@ def _ranked(groups: Groups, rows: dict[str, pd.DataFrame]) -> list[str]:
         sign = 1 if view.measure == "loss" else -1
         for label, of in (best if any(map(len, best.values())) else shown).items():
             value = sign * mean(per_seed(of)) if len(of) else math.inf
-            order.setdefault(label, (label != BASE, value))
+            order.setdefault(label, (label != BASE, math.inf if math.isnan(value) else value))
     return sorted(order, key=order.__getitem__)
 
 
