@@ -9,7 +9,8 @@ from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
-from tape.positions.scores import DENSE_BACKENDS, PairBias, ScoreBias, for_queries
+from tape.positions.pairs import PairLayer, for_queries
+from tape.positions.scores import DENSE_BACKENDS
 
 
 def seen_tokens(tokens: Tokens, S: int) -> Tensor:
@@ -22,30 +23,11 @@ def seen_tokens(tokens: Tokens, S: int) -> Tensor:
     return F.pad(real, (0, S - real.shape[-1]))
 
 
-class CountBias(PairBias):
+class CountLayer(PairLayer):
     """q_i . e[p_ij] / sqrt(D), linear between the rows of e (D, N); p_ij is the sum of
     sigmoid(q_i . k_t / sqrt(D)) over the real tokens t = j .. i that i sees by a 4-D mask, at most
     N - 1."""
 
-    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, e: Tensor, tokens: Tokens):
-        super().__init__(q_BHTD, k_BKSD)
-        self.e, self.tokens = e, tokens
-
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
-        S, (D, N) = k_BKSD.shape[2], self.e.shape
-        q = q_BHTD * D**-0.5
-        slots = torch.arange(S, device=q.device)
-        counted = (slots <= self.tokens.slots[:, None]) & seen_tokens(self.tokens, S)
-        gates = (q @ for_queries(k_BKSD, q).mT).sigmoid() * counted
-        # Sums from j on: from the last slot back.
-        place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=N - 1)
-        scores = q @ self.e.to(q.dtype)  # (B, H, T, N)
-        below = place.detach().floor().long()
-        low, high = (scores.gather(-1, at) for at in (below, (below + 1).clamp(max=N - 1)))
-        return low.lerp(high, place - below)
-
-
-class CountLayer(LayerPosition):
     def __init__(self, head_dim: int, count: int):
         super().__init__()
         self.table = nn.Parameter(torch.empty(head_dim, count))
@@ -53,11 +35,18 @@ class CountLayer(LayerPosition):
     def reset_parameters(self) -> None:
         init.zeros_(self.table)
 
-    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return self(q_BHTD, k_BKSD, tokens)
-
-    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, tokens: Tokens) -> CountBias:
-        return CountBias(q_BHTD, k_BKSD, self.table, tokens)
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> Tensor:
+        S, (D, N) = k_BKSD.shape[2], self.table.shape
+        q = q_BHTD * D**-0.5
+        slots = torch.arange(S, device=q.device)
+        counted = (slots <= tokens.slots[:, None]) & seen_tokens(tokens, S)
+        gates = (q @ for_queries(k_BKSD, q).mT).sigmoid() * counted
+        # Sums from j on: from the last slot back.
+        place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=N - 1)
+        scores = q @ self.table.to(q.dtype)  # (B, H, T, N)
+        below = place.detach().floor().long()
+        low, high = (scores.gather(-1, at) for at in (below, (below + 1).clamp(max=N - 1)))
+        return low.lerp(high, place - below)
 
 
 class CoPE(PositionEncoding):

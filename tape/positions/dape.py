@@ -6,33 +6,24 @@ from torch import Tensor, nn
 
 from tape.positions.base import LayerPosition, Tokens, WideLinear
 from tape.positions.bias import Kerple
-from tape.positions.scores import PairBias, ScoreBias, for_queries
+from tape.positions.pairs import PairLayer, for_queries
 
 
-class AdaptedBias(PairBias):
+class AdaptedLayer(PairLayer):
     """B + MLP([S; B]) for scores S and a bias B; the MLP mixes the heads of a pair of tokens."""
 
-    def __init__(self, mlp: nn.Sequential, bias: ScoreBias, q_BHTD: Tensor, k_BKSD: Tensor):
-        super().__init__(q_BHTD, k_BKSD)
-        self.mlp, self.bias = mlp, bias
-
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
-        first, second = self.mlp
-        scores = q_BHTD @ for_queries(k_BKSD, q_BHTD).mT * q_BHTD.shape[-1] ** -0.5
-        bias = self.bias.dense(scores.dtype).expand_as(scores)
-        x = torch.cat((scores, bias), dim=1).movedim(1, -1)  # (B, T, S, 2 H)
-        return bias + second(F.leaky_relu(first(x))).movedim(-1, 1)
-
-
-class AdaptedLayer(LayerPosition):
     def __init__(self, num_heads: int, width: int):
         super().__init__()
         # A constant per head would not change the weights: the last map needs no bias.
         last = WideLinear(width, num_heads, bias=False)
         self.mlp = nn.Sequential(WideLinear(2 * num_heads, width), last)
 
-    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return AdaptedBias(self.mlp, tokens.bias, q_BHTD, k_BKSD)
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> Tensor:
+        first, second = self.mlp
+        scores = q_BHTD @ for_queries(k_BKSD, q_BHTD).mT * q_BHTD.shape[-1] ** -0.5
+        bias = tokens.bias.dense(scores.dtype).expand_as(scores)
+        x = torch.cat((scores, bias), dim=1).movedim(1, -1)  # (B, T, S, 2 H)
+        return bias + second(F.leaky_relu(first(x))).movedim(-1, 1)
 
 
 class DAPE(Kerple):

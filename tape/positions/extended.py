@@ -8,37 +8,33 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from tape.positions.base import LayerPosition, Positions, Tokens
+from tape.positions.pairs import PairLayer
 from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
-from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
+from tape.positions.scores import SCORE_BACKENDS, ScoreBias
 
 
-class Remapped(PairBias):
-    """The products over sqrt(D), each piece with its rotations; shared by layers if without q."""
+class Turns(ScoreBias):
+    """The pieces of a text with rotations in place of positions, which all layers share."""
+
+    def __init__(self, of_dtype: Callable[[torch.dtype], list[Piece]]):
+        self.of_dtype = of_dtype
+
+
+class ExtendedLayer(PairLayer):
+    """Leaves queries and keys, cached ones too, without rotations: the scores, products over
+    sqrt(D), rotate them, each piece with its rotations."""
 
     replaces_products = True
 
-    def __init__(
-        self, turns: Callable[[torch.dtype], list[Piece]], q: Tensor | None, k: Tensor | None
-    ):
-        super().__init__(q, k)
-        self.turns = turns
-
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> Tensor:
         (H, T, D), K = q_BHTD.shape[1:], k_BKSD.shape[1]
         q, scores = q_BHTD * D**-0.5, None
-        for piece in self.turns(q.dtype):
+        for piece in tokens.bias.of_dtype(q.dtype):
             grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
             found = (grouped @ apply_rotary(k_BKSD, piece.key).mT).view(len(q), H, T, -1)
             scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
         return scores
-
-
-class ExtendedLayer(LayerPosition):
-    """Leaves queries and keys, cached ones too, without rotations: the scores rotate them."""
-
-    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return Remapped(tokens.bias.turns, q_BHTD, k_BKSD)
 
 
 class ExtendedRoPE(RoPE):
@@ -97,7 +93,7 @@ class ExtendedRoPE(RoPE):
                 found[dtype] = self.turns(positions, dtype)
             return found[dtype]
 
-        return [Remapped(turns, None, None)] * self.config.num_hidden_layers
+        return [Turns(turns)] * self.config.num_hidden_layers
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> list[Piece]:
         """Returns the pieces with states of RoPE, (B|1, 1, T|S, 2, F), in place of positions."""

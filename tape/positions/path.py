@@ -10,7 +10,8 @@ from transformers import PretrainedConfig
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens
 from tape.positions.convolution import Convolution
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias
+from tape.positions.pairs import PairLayer
+from tape.positions.scores import SCORE_BACKENDS
 
 CHUNK = 64  # tokens whose maps are multiplied out in one triangular solve
 
@@ -82,35 +83,11 @@ def before(rows: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     return scores.transpose(3, 4).flatten(4)[..., :length]
 
 
-class PathScores(PairBias):
-    """q_i' H_i .. H_(j+1) k_j / sqrt(D), in place of q_i . k_j / sqrt(D), for the w and beta of all
-    keys, (B, K, S, D + 1)."""
+class PathLayer(PairLayer):
+    """q_i' H_i .. H_(j+1) k_j / sqrt(D), in place of q_i . k_j / sqrt(D). Keeps w and beta of each
+    token, and the input of the convolution, W1 x."""
 
     replaces_products = True
-
-    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, maps: Tensor, slots: Tensor):
-        super().__init__(q_BHTD, k_BKSD)
-        self.maps, self.slots = maps, slots
-
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
-        (T, D), (K, S) = q_BHTD.shape[2:], k_BKSD.shape[1:3]
-        q, k = q_BHTD.unflatten(1, (K, -1)) * D**-0.5, k_BKSD
-        w, beta = self.maps.to(q.dtype).split((D, 1), dim=-1)
-        if self.maps.element_size() < 4:  # rounding would let products grow
-            w = F.normalize(w, dim=-1)
-        if T == S:
-            scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
-            return scores.flatten(1, 2)
-        new = [x.index_select(2, self.slots) for x in (k, w, beta)]
-        near, rows = within(q, new[0], Chunks.of(*new), onward=True)
-        past = torch.arange(S, device=q.device)[:, None] < self.slots[0]
-        far = before(rows, k, w, beta * past)
-        return far.index_copy(-1, self.slots, near).flatten(1, 2)
-
-
-class PathLayer(LayerPosition):
-    """Keeps w and beta of each token, and the input of the convolution, W1 x."""
-
     decays = ("gate",)
 
     def __init__(self, config: PretrainedConfig, rank: int, kernel: int):
@@ -130,8 +107,20 @@ class PathLayer(LayerPosition):
         kept = (part.to(k_BKTD.dtype) for part in (w, beta, low))
         return q_BHTD, k_BKTD, torch.cat([*kept], dim=-1)
 
-    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
-        return PathScores(q_BHTD, k_BKSD, extras[..., : -self.rank], tokens.slots)
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> Tensor:
+        (T, D), (K, S) = q_BHTD.shape[2:], k_BKSD.shape[1:3]
+        q, k = q_BHTD.unflatten(1, (K, -1)) * D**-0.5, k_BKSD
+        w, beta = extras[..., : D + 1].to(q.dtype).split((D, 1), dim=-1)
+        if extras.element_size() < 4:  # rounding would let products grow
+            w = F.normalize(w, dim=-1)
+        if T == S:
+            scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
+            return scores.flatten(1, 2)
+        new = [x.index_select(2, tokens.slots) for x in (k, w, beta)]
+        near, rows = within(q, new[0], Chunks.of(*new), onward=True)
+        past = torch.arange(S, device=q.device)[:, None] < tokens.slots[0]
+        far = before(rows, k, w, beta * past)
+        return far.index_copy(-1, tokens.slots, near).flatten(1, 2)
 
 
 class PaTH(PositionEncoding):

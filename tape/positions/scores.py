@@ -87,27 +87,6 @@ class ScoreBias:
         return None
 
 
-class PairBias(ScoreBias):
-    """A bias that `of_pairs` computes from queries (B, H, T, D) and keys (B, K, S, D)."""
-
-    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor):
-        self.q, self.k = q_BHTD, k_BKSD
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        wide = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(self.q.device.type, enabled=False):
-            return self.of_pairs(self.q.to(wide), self.k.to(wide)).to(dtype)
-
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
-        """Returns the bias (B, H, T, S), given queries and keys in at least float32."""
-        raise NotImplementedError
-
-
-def for_queries(k_BKSD: Tensor, q_BHTD: Tensor) -> Tensor:
-    """Repeats keys for the query heads of each key/value head, (B, H, S, D)."""
-    return k_BKSD.repeat_interleave(q_BHTD.shape[1] // k_BKSD.shape[1], dim=1)
-
-
 class ScaledBias(ScoreBias):
     """A bias times a factor for each head and query, (B|1, H, T)."""
 

@@ -9,42 +9,44 @@ from transformers import PretrainedConfig
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.cope import seen_tokens
-from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
+from tape.positions.pairs import PairBias, PairLayer, for_queries
+from tape.positions.scores import SCORE_BACKENDS, ScoreBias
 
 
 class StickScores(PairBias):
+    """Those of a `StickLayer`, where a token has no part of itself."""
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        earlier = earlier_tokens(self.tokens, self.k)
+        return super().dense(dtype).masked_fill(~earlier, torch.finfo(dtype).min)
+
+
+class StickLayer(PairLayer):
     """ln b_ij + the sum of ln(1 - b_it) over the tokens t between j and i, b_ij = sigmoid(q_i . k_j
     / sqrt(D)). Their softmax, times the sum of their exponentials, are the weights."""
 
     replaces_products = True
-
-    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, tokens: Tokens):
-        super().__init__(q_BHTD, k_BKSD)
-        slots = torch.arange(k_BKSD.shape[2], device=k_BKSD.device)
-        self.earlier = slots < tokens.slots[:, None]  # (T, S)
-        self.counted = self.earlier & seen_tokens(tokens, len(slots))
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        # A token has no part of itself.
-        return super().dense(dtype).masked_fill(~self.earlier, torch.finfo(dtype).min)
-
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
-        q = q_BHTD * q_BHTD.shape[-1] ** -0.5
-        logits = q @ for_queries(k_BKSD, q).mT
-        # What each token leaves of the stick, and all tokens after it up to the query.
-        left = F.logsigmoid(-logits) * self.counted
-        after = F.pad(left.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
-        return F.logsigmoid(logits) + after
-
-
-class StickLayer(LayerPosition):
     needs_lse = True
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return StickScores(q_BHTD, k_BKSD, tokens)
+        return StickScores(self, q_BHTD, k_BKSD, extras, tokens)
+
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> Tensor:
+        q = q_BHTD * q_BHTD.shape[-1] ** -0.5
+        logits = q @ for_queries(k_BKSD, q).mT
+        counted = earlier_tokens(tokens, k_BKSD) & seen_tokens(tokens, k_BKSD.shape[2])
+        # What each token leaves of the stick, and all tokens after it up to the query.
+        left = F.logsigmoid(-logits) * counted
+        after = F.pad(left.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
+        return F.logsigmoid(logits) + after
 
     def finish(self, attended_BHTD: Tensor, lse_BHT: Tensor) -> Tensor:
         return attended_BHTD * lse_BHT.exp()[..., None].to(attended_BHTD.dtype)
+
+
+def earlier_tokens(tokens: Tokens, k_BKSD: Tensor) -> Tensor:
+    """Returns which keys are of tokens before the query, (T, S)."""
+    return torch.arange(k_BKSD.shape[2], device=k_BKSD.device) < tokens.slots[:, None]
 
 
 class StickBreaking(PositionEncoding):

@@ -6,39 +6,29 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
-from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.pairs import PairLayer, for_queries
+from tape.positions.scores import SCORE_BACKENDS
 
 
-class PhaseScores(PairBias):
+class PhaseLayer(PairLayer):
     """q_A . k_A / sqrt(A) cos(2 pi |i - j|^alpha q_P . k_P / sqrt(D - A)), in place of q . k /
     sqrt(D); q_A are the first A channels of q, and q_P the others."""
 
     replaces_products = True
 
-    def __init__(
-        self, q_BHTD: Tensor, k_BKSD: Tensor, positions: Positions, amplitude: int, alpha: float
-    ):
-        super().__init__(q_BHTD, k_BKSD)
-        self.positions, self.amplitude, self.alpha = positions, amplitude, alpha
+    def __init__(self, amplitude: int, alpha: float):
+        super().__init__()
+        self.amplitude, self.alpha = amplitude, alpha
 
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
-        query, key = (x.to(q_BHTD.dtype) for x in self.positions[:2])
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> Tensor:
+        query, key = (x.to(q_BHTD.dtype) for x in tokens.positions[:2])
         turns = (query[:, None, :, None] - key[:, None, None]).abs() ** self.alpha
         widths = (self.amplitude, q_BHTD.shape[-1] - self.amplitude)
         of_keys = for_queries(k_BKSD, q_BHTD).split(widths, -1)
         parts = zip(q_BHTD.split(widths, -1), of_keys, strict=True)
         amplitude, phase = (q @ k.mT * q.shape[-1] ** -0.5 for q, k in parts)
         return amplitude * (2 * math.pi * turns * phase).cos()
-
-
-class PhaseLayer(LayerPosition):
-    def __init__(self, amplitude: int, alpha: float):
-        super().__init__()
-        self.amplitude, self.alpha = amplitude, alpha
-
-    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return PhaseScores(q_BHTD, k_BKSD, tokens.positions, self.amplitude, self.alpha)
 
 
 class TAPA(PositionEncoding):

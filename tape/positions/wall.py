@@ -10,7 +10,8 @@ from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.scores import SCORE_BACKENDS, PairBias, ScoreBias, for_queries
+from tape.positions.pairs import PairLayer, for_queries
+from tape.positions.scores import SCORE_BACKENDS
 
 LEVELS = 6  # blocks of one token are joined in pairs so often, to chunks of 64 tokens
 
@@ -41,33 +42,11 @@ def within(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     return torch.cat(columns, dim=-1)[..., :T, :T]
 
 
-class WallScores(PairBias):
-    """sum_n q_in k_jn exp(P_in - P_jn) / sqrt(D) in place of q_i . k_j / sqrt(D), given the steps
-    of the running sums P of all tokens, (B, H, S, D)."""
+class WallLayer(PairLayer):
+    """sum_n q_in k_jn exp(P_in - P_jn) / sqrt(D) in place of q_i . k_j / sqrt(D), for running sums
+    P. Keeps the step of P of each token."""
 
     replaces_products = True
-
-    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, steps_BHSD: Tensor, slots: Tensor):
-        super().__init__(q_BHTD, k_BKSD)
-        self.steps, self.slots = steps_BHSD, slots
-
-    def of_pairs(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
-        (T, D), S = q_BHTD.shape[2:], k_BKSD.shape[2]
-        q, steps = q_BHTD * D**-0.5, self.steps.to(q_BHTD.dtype)
-        k = for_queries(k_BKSD, q)
-        new_k, new_steps = (x.index_select(2, self.slots) for x in (k, steps))
-        near = within(q, new_k, new_steps.exp())
-        if T == S:
-            return near
-        steps = steps * (torch.arange(S, device=q.device)[:, None] < self.slots[0])
-        after = steps.flip(2).cumsum(2).flip(2) - steps  # of cached tokens after each of them
-        far = (q * new_steps.cumsum(2).exp()) @ (k * after.exp()).mT
-        return far.index_copy(-1, self.slots, near)
-
-
-class WallLayer(LayerPosition):
-    """Keeps the step of P of each token."""
-
     decays = ("gate",)
 
     def __init__(self, config: PretrainedConfig, start: float):
@@ -86,9 +65,19 @@ class WallLayer(LayerPosition):
         kept = steps_BTN.unflatten(-1, (k_BKTD.shape[1], -1)).transpose(1, 2).to(k_BKTD.dtype)
         return q_BHTD, k_BKTD, kept
 
-    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
-        steps = extras.unflatten(-1, (-1, q_BHTD.shape[-1])).transpose(2, 3).flatten(1, 2)
-        return WallScores(q_BHTD, k_BKSD, steps, tokens.slots)
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> Tensor:
+        (T, D), S = q_BHTD.shape[2:], k_BKSD.shape[2]
+        steps = extras.unflatten(-1, (-1, D)).transpose(2, 3).flatten(1, 2)  # (B, H, S, D)
+        q, steps = q_BHTD * D**-0.5, steps.to(q_BHTD.dtype)
+        k = for_queries(k_BKSD, q)
+        new_k, new_steps = (x.index_select(2, tokens.slots) for x in (k, steps))
+        near = within(q, new_k, new_steps.exp())
+        if T == S:
+            return near
+        steps = steps * (torch.arange(S, device=q.device)[:, None] < tokens.slots[0])
+        after = steps.flip(2).cumsum(2).flip(2) - steps  # of cached tokens after each of them
+        far = (q * new_steps.cumsum(2).exp()) @ (k * after.exp()).mT
+        return far.index_copy(-1, tokens.slots, near)
 
 
 class Wall(PositionEncoding):
