@@ -26,7 +26,7 @@ from transformers import StaticCache, masking_utils
 from tape import TapeForCausalLM
 from tape.attention import backends as attention
 from tape.attention import flash
-from tape.attention.payload import Values
+from tape.attention.payload import Request, Values
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -150,17 +150,19 @@ def test_generates(kernel, request):
 def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel, flash_attn):
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     attend = attention.KERNELS[kernel]
-    values, payload, *_ = attend(q, k, Values(v, v), None, None, 0.3, 0.5)
+    request = Request(q, k, Values(v, v), None, None, 0.3, 0.5)
+    values, payload, *_ = attend(request)
     torch.testing.assert_close(values, payload)
-    assert not torch.allclose(values, attend(q, k, Values(v, v), None, None, 0.3, 0.0)[0])
+    assert not torch.allclose(values, attend(request._replace(dropout=0.0))[0])
 
 
 @pytest.mark.parametrize(("width", "dropout"), [(3, 0.0), (13, 0.0), (13, 1e-12)])
 def test_flash_takes_a_payload_of_any_width(width, dropout, flash_attn):
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
     payload, mask = torch.randn(1, 1, 9, width), torch.ones(5, 9).tril(4).bool()
-    ours = flash.flash(q, k, Values(v, payload), None, None, 0.3, dropout)
-    expected = attention.eager(q, k, Values(v, payload), mask, None, 0.3, 0.0)
+    request = Request(q, k, Values(v, payload), None, None, 0.3, dropout)
+    ours = flash.flash(request)
+    expected = attention.eager(request._replace(mask=mask, dropout=0.0))
     torch.testing.assert_close(ours[:2], expected[:2], **EXACT)
 
 
@@ -196,10 +198,10 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
     refuses("gradients of the log-sum-exp", sink, tokens)
     q = torch.randn(1, 1, 3, 144)
     with pytest.raises(ValueError, match="head_dim=144 with values of width 288: both must be <="):
-        flash.flash(q, q, Values(q, q), None, None, 1.0, 0.1)
+        flash.flash(Request(q, q, Values(q, q), None, None, 1.0, 0.1))
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"torch.float32: it supports float16 and bfloat16"):
-        flash.flash(q, q, Values(q, q), None, None, 1.0, 0.0)
+        flash.flash(Request(q, q, Values(q, q), None, None, 1.0, 0.0))
 
 
 def test_flex_refuses_what_it_cannot_do():

@@ -6,7 +6,7 @@ from conftest import assert_as_alone, left_padded, make_model, random_tokens, re
 from test_attention import flash_attn  # noqa: F401
 
 from tape.attention.backends import KERNELS, eager
-from tape.attention.payload import Values
+from tape.attention.payload import Request, Values
 from tape.attention.shifted_sparse import SUPPORTED_BACKENDS, shifted_groups
 
 GROUP = 4
@@ -17,7 +17,7 @@ def by_mask(q, k, v, payload, mask, scaling):
     count, heads = mask.cumsum(-1)[:, None] - 1, torch.arange(q.shape[1])[:, None]
     group = (count + GROUP // 2 * (heads >= q.shape[1] // 2)) // GROUP  # (B, H, T), of real tokens
     seen = (group[..., :, None] == group[..., None, :]).tril() & mask[:, None, None]
-    found = eager(q, k, Values(v, payload), seen, None, scaling, 0.0, needs_lse=True)
+    found = eager(Request(q, k, Values(v, payload), seen, None, scaling, 0.0, needs_lse=True))
     return found.values, found.payload, found.lse[..., None]
 
 
@@ -47,8 +47,8 @@ def test_it_equals_attention_with_a_mask(length, batch, key_heads, padded):
 
     shown = mask if padded else None
     for needs_lse in (False, True):
-        given = (GROUP, *inputs[:2], Values(*inputs[2:]), shown, None, 0.3, 0.0, needs_lse)
-        found = shifted_groups(KERNELS["sdpa"], *given)
+        given = Request(*inputs[:2], Values(*inputs[2:]), shown, None, 0.3, 0.0, needs_lse)
+        found = shifted_groups(KERNELS["sdpa"], GROUP, given)
         outputs = [found.values, found.payload, *([found.lse[..., None]] if needs_lse else [])]
         theirs = expected[: len(outputs)]
         torch.testing.assert_close([x * real for x in outputs], theirs, atol=1e-9, rtol=0)
@@ -59,9 +59,9 @@ def test_flash_attention_within_groups(flash_attn):  # noqa: F811
     q, k, v = torch.randn(2, 4, 11, 8), *torch.randn(2, 2, 2, 11, 8)
     mask = torch.ones(2, 11, dtype=torch.bool)
     mask[0, :3] = False
+    given = Request(q, k, Values(v, v), mask, None, 0.3, 0.0)
     by_flash, by_sdpa = (
-        shifted_groups(KERNELS[name], GROUP, q, k, Values(v, v), mask, None, 0.3, 0.0)
-        for name in SUPPORTED_BACKENDS[::-1]
+        shifted_groups(KERNELS[name], GROUP, given) for name in SUPPORTED_BACKENDS[::-1]
     )
     torch.testing.assert_close(by_flash[:2], by_sdpa[:2], atol=1e-5, rtol=1e-5)
 

@@ -1,11 +1,4 @@
-"""Attention backends with one signature.
-
-    attended = kernel(q, k, values, mask, bias, scaling, dropout, needs_lse)
-
-q (B, H, T, D); k (B, K, S, D); values and their payload as `Values`
-(`tape.attention.payload`); mask as the mask builder of transformers for the same backend returns
-it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-sum-exp is None unless
-`needs_lse`.
+"""Attention backends: functions of a `Request` (`tape.attention.payload`).
 
 Backend names are transformers'. An unsupported request raises an error; there is no fallback.
 """
@@ -24,30 +17,22 @@ from tape.attention import cpu, gpu
 from tape.attention.flash import flash, ragged
 from tape.attention.flex import flex
 from tape.attention.masks import Batch, build_mask
-from tape.attention.payload import Attended, Values, per_query_head
+from tape.attention.payload import Attended, Request, Values, per_query_head
 from tape.attention.shifted_sparse import check_backend, padding, shifted_groups
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.scores import masked
 from tape.tensor_validation import refuse_unless
 from tape.validation import suggestion
 
-Kernel = Callable[..., Attended]
+Kernel = Callable[[Request], Attended]
 
 NO_BIAS = "it supports no score bias other than ALiBi's slopes at consecutive positions"
 NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this encoding replaces"
 
 
-def eager(
-    q: Tensor,
-    k: Tensor,
-    values: Values,
-    mask: Tensor | None,
-    bias: ScoreBias | None,
-    scaling: float,
-    dropout: float,
-    needs_lse: bool = False,
-) -> Attended:
+def eager(request: Request) -> Attended:
     """Reference implementation, and the only backend that returns attention weights."""
+    q, k, values, mask, bias, scaling, dropout, needs_lse = request
     B, H = q.shape[:2]
     scores = q @ per_query_head(k, H).transpose(-1, -2) * scaling
     if bias is not None:
@@ -62,18 +47,10 @@ def eager(
     return Attended(weights @ values.v, payload, weights, lse)
 
 
-def sdpa(
-    q: Tensor,
-    k: Tensor,
-    values: Values,
-    mask: Tensor | None,
-    bias: ScoreBias | None,
-    scaling: float,
-    dropout: float,
-    needs_lse: bool = False,
-) -> Attended:
+def sdpa(request: Request) -> Attended:
     """torch's fused kernels, or `eager` where the log-sum-exp is needed, which they do not return.
     On a CPU a payload takes a call of its own: unequal widths fall back to unfused code."""
+    q, k, values, mask, bias, scaling, dropout, needs_lse = request
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
     is_causal = mask is None  # the builder leaves causality to us
@@ -82,8 +59,7 @@ def sdpa(
     if needs_lse:
         if is_causal:
             mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
-        attended = eager(q, k, values, mask, bias, scaling, dropout, needs_lse)
-        return attended._replace(weights=None)
+        return eager(request._replace(mask=mask))._replace(weights=None)
     if bias is None and not (plain or dropout) and q.device.type == "cpu":
         averages = cpu.attend(q, k, values, mask, scaling)
         if averages is not None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tape.attention.payload import Attended, Values
+from tape.attention.payload import Attended, Request
 from tape.positions import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -65,23 +65,14 @@ def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     return flash_attn_func, flash_attn_varlen_func
 
 
-def flash(
-    q: Tensor,
-    k: Tensor,
-    values: Values,
-    mask: Ragged | None,
-    bias: ScoreBias | None,
-    scaling: float,
-    dropout: float,
-    needs_lse: bool = False,
-    window: int | None = None,
-) -> Attended:
+def flash(request: Request, window: int | None = None) -> Attended:
     """Backend of `tape.attention.backends`. A query attends to itself and the `window` - 1 real
     tokens before it, within its document. Averages of padding queries are zero.
 
     Raises:
         ValueError: for inputs that the package does not support.
     """
+    q, k, values, mask, bias, scaling, dropout, needs_lse = request
     _check(q, bias, needs_lse)
     settings = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
     if window is not None:

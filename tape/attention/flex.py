@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from tape.attention.payload import Attended, Values
-from tape.positions import ScoreBias
+from tape.attention.payload import Attended, Request
 from tape.positions.scores import ScoreMod
 
 
@@ -98,18 +97,10 @@ def _masked_mod(mask_BHTS: Tensor, score_mod: ScoreMod | None) -> ScoreMod:
     return apply
 
 
-def flex(
-    q: Tensor,
-    k: Tensor,
-    values: Values,
-    mask: BlockMask | Tensor | None,
-    bias: ScoreBias | None,
-    scaling: float,
-    dropout: float,
-    needs_lse: bool = False,
-) -> Attended:
+def flex(request: Request) -> Attended:
     """Backend of `tape.attention.backends`, without dropout; the bias is a `score_mod`. Compiled on
     a GPU; unfused on a CPU, where torch refuses gradients."""
+    q, k, values, mask, bias, scaling, _, needs_lse = request
     (B, H, T, _), K, S = q.shape, *k.shape[1:3]
     joined = values.concat()
     score_mod = None

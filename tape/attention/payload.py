@@ -1,13 +1,15 @@
-"""What attention takes and returns: values, and the payload that is averaged next to them.
+"""What attention takes and returns: averages of values, and of the payload next to them.
 
 The payload is the slice of the positional state that attention averages under the same weights as
 the values.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tape.positions.scores import ScoreBias
 
 
 class Values(NamedTuple):
@@ -60,13 +62,27 @@ class Values(NamedTuple):
         )
 
 
+class Request(NamedTuple):
+    """What a backend is asked for: averages of values and payload, weighted by the softmax of
+    scaling q . k + bias over the keys that the query sees."""
+
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, K, S, D)
+    values: Values
+    mask: Any  # as the mask builder of transformers for the same backend returns it
+    bias: ScoreBias | None
+    scaling: float
+    dropout: float
+    needs_lse: bool = False
+
+
 class Attended(NamedTuple):
-    """What attention returns."""
+    """What a backend returns."""
 
     values: Tensor  # (B, H, T, D), averaged
     payload: Tensor | None = None  # (B, H, T, P), averaged under the same weights
     weights: Tensor | None = None  # (B, H, T, S), if the backend has them
-    lse: Tensor | None = None  # (B, H, T) log-sum-exp of the masked scores, if asked for
+    lse: Tensor | None = None  # (B, H, T) log-sum-exp of the masked scores, if `needs_lse`
 
 
 def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tape.attention.payload import Attended, Values
+from tape.attention.payload import Attended, Request, Values
 from tape.positions import LayerPosition, PositionEncoding
 
 Parts = list[Tensor]  # q, k, v and optionally the payload
@@ -74,20 +74,10 @@ def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> T
     return attention_mask
 
 
-def shifted_groups(
-    within: Callable[..., Attended],
-    group: int,
-    q: Tensor,
-    k: Tensor,
-    values: Values,
-    mask: Tensor | None,
-    bias: None,
-    scaling: float,
-    dropout: float,
-    needs_lse: bool = False,
-) -> Attended:
+def shifted_groups(within: Callable[[Request], Attended], group: int, request: Request) -> Attended:
     """Backend of `tape.attention.backends` without a cache, by the backend `within` in groups of an
     even number of tokens; the mask is None or (B, T), False at padding."""
+    q, k, values, mask, _, _, _, needs_lse = request
 
     def attend(parts: Parts, size: int) -> Parts:
         """Averages within groups of `size` tokens, counted from the first token."""
@@ -95,7 +85,7 @@ def shifted_groups(
         size = min(size, T)
         folded = [_fold(x, size) for x in parts]
         q, k, v, payload = folded if len(folded) == 4 else (*folded, None)
-        found = within(q, k, Values(v, payload), None, None, scaling, dropout, needs_lse)
+        found = within(request._replace(q=q, k=k, values=Values(v, payload), mask=None))
         lse = found.lse[..., None] if needs_lse else None
         averages = (found.values, found.payload, lse)
         return [_unfold(x, B, T) for x in averages if x is not None]

@@ -18,7 +18,7 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tape.attention.payload import Values
+from tape.attention.payload import Request, Values
 from tape.model.cache import cached_extras, stored
 from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
@@ -110,9 +110,8 @@ class Attention(nn.Module):
             q, k = q[..., :0], k[..., :0]
         dropout = self.attention_dropout if self.training else 0.0
         needs_lse = encoding.needs_lse or self.sink is not None
-        *averages, lse = inputs.kernel(
-            q, k, values, inputs.mask, bias, self.scaling, dropout, needs_lse
-        )
+        request = Request(q, k, values, inputs.mask, bias, self.scaling, dropout, needs_lse)
+        *averages, lse = inputs.kernel(request)
         if encoding.needs_lse:  # returned weights change like the averages that they make
             averages = [None if x is None else encoding.finish(x, lse) for x in averages]
         if self.sink is not None:
