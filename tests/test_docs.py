@@ -21,7 +21,8 @@ from tape import TapeForCausalLM
 from tape.analysis import stability, state, visualize
 from tape.commands.leaderboard import FRONT, leaderboard
 from tape.evaluation.tables import over_seeds
-from tape.positions import ALIASES, ENCODINGS, Positions
+from tape.positions import ALIASES, ENCODINGS
+from tape.positions.base import Positions
 from tape.results import differences, load
 from tape.results.rows import read
 from tape.results.typesetting import markdown

@@ -7,7 +7,7 @@ from conftest import composed, make_config, make_model, random_tokens
 from every_encoding import all_positions, in_modes
 
 from tape import TapeForCausalLM
-from tape.positions import PositionModule
+from tape.positions.base import PositionModule
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
 # FIRE divides distances by the query's position, GRAPE-AP turns tokens by theirs, products of

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from conftest import in_pieces, make_cache, make_model, random_tokens, refuses
 from transformers import QuantizedCache
 
-from tape.positions import Positions, Tokens
+from tape.positions.base import Positions, Tokens
 from tape.positions.wall import within
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}

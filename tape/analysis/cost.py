@@ -24,7 +24,9 @@ from tape.files import write_text
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.parsers import SHAPE, Shape
-from tape.positions import ENCODINGS, Positions, ScoreBias
+from tape.positions import ENCODINGS
+from tape.positions.base import Positions
+from tape.positions.scores import ScoreBias
 
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")

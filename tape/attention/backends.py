@@ -19,8 +19,8 @@ from tape.attention.flex import flex
 from tape.attention.masks import Batch, build_mask
 from tape.attention.payload import Attended, Request, Values, per_query_head
 from tape.attention.shifted_sparse import check_backend, padding, shifted_groups
-from tape.positions import ENCODINGS, ScoreBias
-from tape.positions.scores import masked
+from tape.positions import ENCODINGS
+from tape.positions.scores import ScoreBias, masked
 from tape.tensor_validation import refuse_unless
 from tape.validation import suggestion
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tape.attention.payload import Attended, Request
-from tape.positions import ScoreBias
+from tape.positions.scores import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256  # the package's maximum head dimension

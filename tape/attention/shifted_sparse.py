@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tape.attention.payload import Attended, Request, Values
-from tape.positions import LayerPosition, PositionEncoding
+from tape.positions.base import LayerPosition, PositionEncoding
 
 Parts = list[Tensor]  # q, k, v and optionally the payload
 SUPPORTED_BACKENDS = ("sdpa", "flash_attention_2")  # causal without a mask

@@ -19,7 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors import safe_open
 
 from tape.model.modeling import TapeForCausalLM
-from tape.positions import PositionModule
+from tape.positions.base import PositionModule
 from tape.validation import check_arguments, check_flag, check_integer, is_number, look_up
 
 ADAPTER = "adapter_model.safetensors"

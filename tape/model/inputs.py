@@ -17,7 +17,7 @@ from tape.attention.masks import Batch, visible_keys
 from tape.model import indices
 from tape.model.cache import GrowingCache
 from tape.model.documents import check_documents, number_documents
-from tape.positions import Positions, Tokens
+from tape.positions.base import Positions, Tokens
 from tape.tensor_validation import refuse_unless
 
 

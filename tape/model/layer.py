@@ -23,7 +23,7 @@ from tape.model.cache import cached_extras, stored
 from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
 from tape.model.options import AttentionSink, ScalableSoftmax, warmed
-from tape.positions import LayerPosition
+from tape.positions.base import LayerPosition
 
 
 class RMSNorm(LlamaRMSNorm):

@@ -21,7 +21,7 @@ from tape.model.generation import TapeGenerationMixin
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
-from tape.positions import PositionModule
+from tape.positions.base import PositionModule
 
 
 class TapePreTrainedModel(PreTrainedModel):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions import PositionModule, ScoreBias
-from tape.positions.scores import ScaledBias
+from tape.positions.base import PositionModule
+from tape.positions.scores import ScaledBias, ScoreBias
 
 
 class AttentionSink(PositionModule):

@@ -13,7 +13,7 @@ from tape.positions import sampling
 from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.bam import BAM
-from tape.positions.base import LayerPosition, PositionEncoding, PositionModule, Positions, Tokens
+from tape.positions.base import PositionEncoding
 from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.carope import CARoPE
 from tape.positions.cope import CoPE
@@ -32,7 +32,6 @@ from tape.positions.randpe import RandPE
 from tape.positions.relative import Relative
 from tape.positions.repo import RePo
 from tape.positions.rotary import RoPE, YaRN
-from tape.positions.scores import ScoreBias
 from tape.positions.selective import SelectiveRoPE
 from tape.positions.stick_breaking import StickBreaking
 from tape.positions.tapa import TAPA
@@ -137,19 +136,3 @@ def build(config: PretrainedConfig) -> PositionEncoding:
     """Builds the encoding of a completed configuration."""
     arguments = dict(config.position)
     return ENCODINGS[arguments.pop("name")](config, **arguments)
-
-
-__all__ = [
-    "ALIASES",
-    "ENCODINGS",
-    "LayerPosition",
-    "PositionEncoding",
-    "PositionModule",
-    "Positions",
-    "ScoreBias",
-    "Tokens",
-    "build",
-    "canonical",
-    "configure",
-    "override",
-]
