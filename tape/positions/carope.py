@@ -8,18 +8,16 @@ from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
-from tape.positions.sums import PARTS, SummedRotaryLayer, before_softplus
+from tape.positions.sums import SummedRotaryLayer, before_softplus
 
 
 class ContextRotaryLayer(SummedRotaryLayer):
     decays = ("frequency",)
 
     def __init__(self, config: PretrainedConfig, theta: float):
-        super().__init__()
-        self.frequencies = config.head_dim // 2
+        super().__init__(config)
         self.ratio = theta ** (2 / config.head_dim)  # of a frequency and the next
         self.frequency = WideLinear(config.hidden_size, config.num_key_value_heads)
-        self.extras_width = PARTS * self.frequencies
 
     def reset_parameters(self) -> None:
         init.zeros_(self.frequency.weight)
@@ -43,8 +41,6 @@ class CARoPE(PositionEncoding):
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        if config.head_dim % 2:
-            raise ValueError(f"position carope: head_dim={config.head_dim} must be even")
         if not self.theta > 1:
             raise ValueError(f"position carope: theta={self.theta} must be a number > 1")
 

@@ -1,7 +1,5 @@
 """Selective RoPE: angles that depend on the text (Movahedi et al. 2025, arXiv 2511.17388)."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,19 +8,18 @@ from transformers import PretrainedConfig
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens
 from tape.positions.convolution import Convolution
 from tape.positions.schedules import frequencies_of
-from tape.positions.sums import PARTS, SummedRotaryLayer
+from tape.positions.sums import SummedRotaryLayer
 
 
 class SelectiveLayer(SummedRotaryLayer):
     """Keeps, besides the phases, the input of the convolution, W1 x."""
 
     def __init__(self, config: PretrainedConfig, rank: int, kernel: int, theta: float):
-        super().__init__()
-        self.num_heads, self.frequencies = config.num_attention_heads, config.head_dim // 2
-        self.rank, self.theta = rank, theta
+        super().__init__(config)
+        self.num_heads, self.rank, self.theta = config.num_attention_heads, rank, theta
         channels = config.num_key_value_heads * self.frequencies
         self.convolution = Convolution(config.hidden_size, rank, channels, kernel)
-        self.extras_width = PARTS * self.frequencies + rank
+        self.extras_width += rank
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         past = low = None
@@ -47,11 +44,6 @@ class SelectiveRoPE(PositionEncoding):
     rank: int = 16  # of W2 W1
     kernel: int = 4  # tokens that the convolution reads
     theta: float = 500_000.0  # base of the frequencies
-
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        if config.head_dim % 2:
-            raise ValueError(f"position selective: head_dim={config.head_dim} must be even")
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return SelectiveLayer(self.config, self.rank, self.kernel, self.theta)

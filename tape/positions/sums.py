@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from tape.positions.base import Prepared, Tokens
 from tape.positions.rotary import RotaryLayer, waves
@@ -47,7 +48,16 @@ def running_sums(steps_BKTN: Tensor, tokens: Tokens) -> Tensor:
 
 
 class SummedRotaryLayer(RotaryLayer):
-    """Keeps for each token its phases modulo 2 pi, which later ones are added to."""
+    """Keeps for each token its phases modulo 2 pi, which later ones are added to, as the first
+    extras of its keys."""
+
+    def __init__(self, config: PretrainedConfig):
+        super().__init__()
+        if config.head_dim % 2:
+            name = config.position["name"]
+            raise ValueError(f"position {name}: head_dim={config.head_dim} must be even")
+        self.frequencies = config.head_dim // 2
+        self.extras_width = PARTS * self.frequencies
 
     def rotate_by_sums(
         self, q_BHTD: Tensor, k_BKTD: Tensor, steps_BKTF: Tensor, tokens: Tokens
