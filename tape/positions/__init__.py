@@ -10,14 +10,12 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from tape.positions import sampling
-from tape.positions.abacus import Abacus
+from tape.positions.abacus import Abacus, Coupling
 from tape.positions.absolute import Learned, NoPE, SinCos
-from tape.positions.bam import BAM
 from tape.positions.base import PositionEncoding
-from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
+from tape.positions.bias import BAM, FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.carope import CARoPE
 from tape.positions.cope import CoPE
-from tape.positions.coupling import Coupling
 from tape.positions.dape import DAPE
 from tape.positions.extended import ExtendedRoPE
 from tape.positions.fope import FoPE

@@ -1,4 +1,4 @@
-"""Abacus: the place of each digit in its number (McLeish et al. 2024, arXiv 2405.17399)."""
+"""Positions of digits in their number: Abacus and position coupling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,8 @@ from tape.positions.sampling import named
 class Abacus(Learned):
     """Adds row p of a learned table to the embedding of a token, where p counts the digits of its
     number up to it, from 1, and is 0 for other tokens. In training, one number per sequence,
-    uniform in 0..offset, is added to the places of its digits. position_ids are not used."""
+    uniform in 0..offset, is added to the places of its digits. position_ids are not used (McLeish
+    et al. 2024, arXiv 2405.17399)."""
 
     reads = True
     name = "abacus"
@@ -103,3 +104,21 @@ class Abacus(Learned):
     def moves(self, places: Tensor, before: Tensor) -> Tensor:
         """Returns which tokens the offset moves: digits, but for numbers begun in the cache."""
         return (places > 0) & (before >= 0)
+
+
+class Coupling(Abacus):
+    """Adds row p of a learned table to the embedding of a token. Digits of equal weight have one
+    id: p is 1 for units, 2 for tens, and so on, if numbers are written units first. The tokens
+    around numbers, such as + and =, have the id before that of units, 0. In training, one number
+    per sequence, uniform in 0..offset, is added to the ids of all tokens, where Abacus leaves those
+    around numbers at 0. position_ids are not used (Cho et al. 2024, arXiv 2405.20671).
+
+    The paper's ids fall with the weight; these rise, which is another order of the table's rows.
+    Its operands may be written in the plain order, whose ids depend on digits that follow, which a
+    decoder that writes numbers cannot know. The ids were compared by hand with the authors' code
+    (HanseulJo/position-coupling)."""
+
+    name = "coupling"
+
+    def moves(self, places: Tensor, before: Tensor) -> Tensor:
+        return torch.ones_like(places)
