@@ -54,9 +54,10 @@ def widen(linear: WideLinear, x: Tensor) -> Tensor:
 
 
 class PositionModule(nn.Module):
-    """A module that initialises its own parameters and buffers: the model calls `reset_parameters`
-    after construction, and after loading a checkpoint for tensors missing from the file. It must
-    only use `transformers.initialization`, which skips loaded tensors.
+    """A module that initialises its own parameters and buffers: the model calls `reset_parameters`,
+    by default without effect, after construction, and after loading a checkpoint for tensors
+    missing from the file. It must only use `transformers.initialization`, which skips loaded
+    tensors.
 
     Attributes:
         decays: names of the parameters, or of modules that hold them, that are matrices which
@@ -67,7 +68,7 @@ class PositionModule(nn.Module):
     decays: ClassVar[tuple[str, ...]] = ()
 
     def reset_parameters(self) -> None:
-        raise NotImplementedError
+        pass
 
 
 class Tokens(NamedTuple):
@@ -110,9 +111,6 @@ class LayerPosition(PositionModule):
     extras_width: int = 0
     window: int | None = None
     needs_lse: bool = False
-
-    def reset_parameters(self) -> None:
-        pass
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         """Returns queries and keys of the new tokens as they enter the scores, and extras."""

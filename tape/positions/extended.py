@@ -98,9 +98,9 @@ class ExtendedRoPE(RoPE):
     def turns(self, positions: Positions, dtype: torch.dtype) -> list[Piece]:
         """Returns the pieces with states of RoPE, (B|1, 1, T|S, 2, F), in place of positions."""
         i, j = positions.query.to(dtype), positions.key.to(dtype)  # exact up to 2^24
-        method, names = METHODS[self.method]
+        settings = {name: x for name in SETTINGS if (x := getattr(self, name)) is not None}
         found = []
-        for piece in method(i, j, **{name: getattr(self, name) for name in names}):
+        for piece in METHODS[self.method](i, j, **settings):
             query = super().state(Positions(piece.query, piece.key), dtype)
             key = super().state(Positions(piece.key, piece.key), dtype)
             found.append(Piece(query, key, None if piece.pairs is None else piece.pairs[:, None]))

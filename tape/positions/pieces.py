@@ -8,7 +8,7 @@ shift is W - floor(W / G), not W - W / G; and dca's largest distance is C + W - 
 """
 
 import math
-from collections.abc import Callable
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -57,14 +57,8 @@ def string(i: Tensor, j: Tensor, *, window: int, offset: int) -> list[Piece]:
     return [Piece(i, j), Piece(i - offset + window, j, far(i, j, offset))]
 
 
-# With the names of the settings.
-METHODS: dict[str, tuple[Callable[..., list[Piece]], tuple[str, ...]]] = {
-    "self_extend": (self_extend, ("window", "group")),
-    "rerope": (rerope, ("window",)),
-    "leaky_rerope": (leaky_rerope, ("window", "group")),
-    "dca": (dca, ("window", "chunk")),
-    "string": (string, ("window", "offset")),
-}
+# Their keyword-only parameters are the settings.
+METHODS = {each.__name__: each for each in (self_extend, rerope, leaky_rerope, dca, string)}
 SETTINGS = ("window", "group", "chunk", "offset")
 MOST_TIMES = 1_000_000  # the trained length
 
@@ -72,7 +66,7 @@ MOST_TIMES = 1_000_000  # the trained length
 def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
     """Returns the settings of a method at training length L, with defaults; refuses others."""
     method, factor = given["method"], given["factor"]
-    _, names = look_up("method of position extended", method, METHODS)
+    _, _, *names = signature(look_up("method of position extended", method, METHODS)).parameters
     found, owner = {name: given[name] for name in SETTINGS}, f"position extended, method {method}"
     for name in SETTINGS:
         if found[name] is not None and name not in names:
