@@ -6,7 +6,7 @@ import torch
 from conftest import make_model, random_tokens, refuses
 
 from tape.data.blocks import as_example
-from tape.model.documents import number_documents
+from tape.model.indices import number_documents
 from tape.training.text import separate
 
 IDS = torch.tensor([[7] * 4 + [3] + [7] * 6, [0] * 11, [5] * 2 + [4] * 9])

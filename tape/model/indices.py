@@ -1,4 +1,4 @@
-"""Token indices from attention masks, position_ids and caches.
+"""Token indices from attention masks, position_ids, documents and caches.
 
 slot         place in the mask and the cache, padding included
 index        number of real tokens before a token: padding on either side changes nothing
@@ -132,6 +132,23 @@ def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tens
     counts = cached_keys(cache, cache_layer_idx)[:, 0, :, 0]
     last = counts.index_select(1, (slots[:1] - 1).clamp(min=0)) - 1
     return last.clamp(min=0) * (slots[0] > 0)
+
+
+def number_documents(document_ids: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the number of each token's document, and its index in it: the count of real tokens
+    before it. A document is a run of tokens with equal ids; padding, of any id, belongs to the
+    token before it. All (B, T); `real` is (B|1, T), False at padding, or None.
+    """
+    steps = torch.ones_like(document_ids, dtype=torch.long)
+    if real is not None:
+        steps = real.expand_as(document_ids).long()
+        places = torch.arange(steps.shape[1], device=steps.device)
+        latest = torch.where(steps > 0, places, 0).cummax(-1).values
+        document_ids = document_ids.gather(1, latest)
+    begins = F.pad(document_ids.diff(dim=-1) != 0, (1, 0))
+    count = steps.cumsum(-1)
+    before = (count - steps).where(begins, 0).cummax(-1).values  # real tokens of other documents
+    return begins.cumsum(-1), (count - before - 1).clamp(min=0)
 
 
 def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:

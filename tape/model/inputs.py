@@ -16,7 +16,6 @@ from tape.attention import backends
 from tape.attention.masks import Batch, visible_keys
 from tape.model import indices
 from tape.model.cache import GrowingCache
-from tape.model.documents import check_documents, number_documents
 from tape.positions.base import Positions, Tokens
 from tape.tensor_validation import refuse_unless
 
@@ -109,7 +108,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     if x_BTC is None:
         x_BTC = model.embed_tokens(call.input_ids)
     if call.document_ids is not None:
-        check_documents(call.document_ids, x_BTC, call.position_ids, cache, use_cache)
+        _check_documents(call, x_BTC)
     elif use_cache is None:
         use_cache = model.config.use_cache and not model.training
     if use_cache and cache is None:
@@ -134,7 +133,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
                 now=len(slots) > 1 and not model.training,
             )
     if call.document_ids is not None:
-        documents, index = number_documents(call.document_ids, real)
+        documents, index = indices.number_documents(call.document_ids, real)
     return Batch(x_BTC, mask, cache, slots, real, documents), index
 
 
@@ -152,6 +151,26 @@ def _needed(call: Call, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
     predict = predict.scatter(1, labels.clamp(min=0), True)[:, 1:]
     before = predict.flip(1).cumsum(1).flip(1) > 0
     return before.flatten().nonzero()[:, 0], predict.flatten().nonzero()[:, 0]
+
+
+def _check_documents(call: Call, x_BTC: Tensor) -> None:
+    """Raises a ValueError for what cannot be combined with documents."""
+    document_ids = call.document_ids
+    if call.past_key_values is not None or call.use_cache:
+        raise ValueError(
+            "document_ids with a cache, which does not keep the documents of its tokens: call the "
+            "model with use_cache=False, or give one document per row"
+        )
+    if call.position_ids is not None:
+        raise ValueError(
+            "document_ids with position_ids: token indices restart in every document; give one of "
+            "the two"
+        )
+    if document_ids.shape != x_BTC.shape[:2] or document_ids.is_floating_point():
+        raise ValueError(
+            f"document_ids of shape {tuple(document_ids.shape)} and {document_ids.dtype}: allowed: "
+            f"integers of shape {tuple(x_BTC.shape[:2])}, one per token"
+        )
 
 
 def _check_cache(model: PreTrainedModel, cache: Cache) -> None:
