@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from tape.attention import backends as attention
 from tape.attention import flex, gpu
-from tape.attention.payload import Values
+from tape.attention.payload import Request, Values
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 H, T, D = 4, 9, 16
@@ -35,9 +35,10 @@ def test_equals_eager(kind, K, P):
     q, k, v, payload = tensors(K, P or 1, heads=1 if P == 8 else None)
     payload = None if P is None else payload
     mask = masks()[kind]
-    found = gpu.attend(q, k, Values(v, payload), mask, 0.3, 0.0, is_causal=mask is None)
+    request = Request(q, k, Values(v, payload), mask, None, 0.3, 0.0)
+    found = gpu.attend(request, is_causal=mask is None)
     shown = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask
-    expected = attention.eager(q, k, Values(v, payload), shown, None, 0.3, 0.0)[:2]
+    expected = attention.eager(request._replace(mask=shown))[:2]
     inputs = [x for x in (q, k, v, payload) if x is not None]
     gradients = []
     for averages in (found, expected):
@@ -58,7 +59,8 @@ def calls(q, k, v, payload, mask, dropout=0.0):
 
     fused = mock.patch.object(gpu.F, "scaled_dot_product_attention", side_effect=attend)
     with mock.patch.object(gpu, "sdpa_kernel") as allowed, fused as attends:
-        gpu.attend(q, k, Values(v, payload), mask, 1.0, dropout, mask is None)
+        request = Request(q, k, Values(v, payload), mask, None, 1.0, dropout)
+        gpu.attend(request, is_causal=mask is None)
     found = []
     for names, given in zip(allowed.call_args_list, attends.call_args_list, strict=True):
         (_, k, values, *_), grouped = given.args, given.kwargs["enable_gqa"]

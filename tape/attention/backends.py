@@ -70,7 +70,7 @@ def sdpa(request: Request) -> Attended:
         k = k[:, :, :T]
         values = Values(*(None if x is None else x[:, :, :T] for x in values))
     if q.is_cuda:
-        return Attended(*gpu.attend(q, k, values, mask, scaling, dropout, is_causal))
+        return gpu.attend(Request(q, k, values, mask, None, scaling, dropout), is_causal)
     if not plain:
         k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
     averages, parts = [], [x for x in (values.v, values.payload) if x is not None]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tape.attention.payload import Values, per_query_head
+from tape.attention.payload import Attended, Request, per_query_head
 
 WIDEST = 128  # channels of values and payload in one call
 ALIGNED = 8  # numbers: keys that a cache holds beside what an encoding keeps begin anywhere
@@ -32,16 +32,10 @@ def aligned(x_BHTD: Tensor) -> Tensor:
     return x_BHTD.contiguous() if x_BHTD.stride(-2) % ALIGNED else x_BHTD
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    values: Values,
-    mask: Tensor | None,
-    scaling: float,
-    dropout: float,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Averages values and payload, in one call where they have at most 128 channels."""
+def attend(request: Request, is_causal: bool) -> Attended:
+    """Averages values and payload, in one call where they have at most 128 channels; a bias is in
+    the mask."""
+    q, k, values, mask, _, scaling, dropout, _ = request
     (B, H, _, _), grouped = q.shape, k.shape[1] != q.shape[1]
     # Only the kernels that take neither a mask, float32 nor unequal widths take grouped queries.
     grouped &= values.payload is None and mask is None and q.element_size() == 2
@@ -57,8 +51,8 @@ def attend(
 
     v, payload = values.v, values.payload
     if payload is None:
-        return average(v), None
+        return Attended(average(v))
     # Two calls would draw different dropout masks.
     if dropout or v.shape[-1] + payload.shape[-1] <= WIDEST:
-        return values.split(average(values.concat()))
-    return average(v), average(payload.contiguous())  # cuDNN refused expanded ones
+        return Attended(*values.split(average(values.concat())))
+    return Attended(average(v), average(payload.contiguous()))  # cuDNN refused expanded ones
