@@ -158,6 +158,7 @@ class PositionEncoding(PositionModule):
         causal: whether scores are defined for earlier tokens only, whatever a mask shows.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
         positive: numeric arguments that must be above zero.
+        above: numbers that other arguments must exceed.
         updates: whether layers update its state.
         reads: whether it takes token indices from the token ids (`read`).
     """
@@ -169,6 +170,7 @@ class PositionEncoding(PositionModule):
     updates: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
     positive: ClassVar[tuple[str, ...]] = ()
+    above: ClassVar[dict[str, int]] = {}
 
     sampler: str | dict[str, Any] = "index"
 
@@ -212,7 +214,8 @@ class PositionEncoding(PositionModule):
 
     @classmethod
     def check_numbers(cls, owner: str, given: dict[str, Any]) -> None:
-        """Raises a ValueError for numbers of another type, and for ones that are not `positive`."""
+        """Raises a ValueError for numbers of another type, or that are too small."""
+        bounds = dict.fromkeys(cls.positive, 0) | cls.above
         for name, hint in cls._types().items():
             kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
             kind, value = kinds[0], given.get(name)
@@ -220,9 +223,11 @@ class PositionEncoding(PositionModule):
             if kind not in NUMBERS or str in kinds or unset:
                 continue
             fits = type(value) in ((int, float) if kind is float else (kind,))
-            least = (" > 0" if kind is float else " >= 1") if name in cls.positive else ""
+            bound, least = bounds.get(name), ""
+            if bound is not None:
+                least = f" > {bound}" if kind is float else f" >= {bound + 1}"
             # The first bound excludes inf and NaN.
-            if not fits or not abs(value) < 2.0**31 or (least and value <= 0):
+            if not fits or not abs(value) < 2.0**31 or (least and value <= bound):
                 most = "" if kind is bool else ", below 2**31"
                 raise ValueError(f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}{most}")
 

@@ -1,7 +1,5 @@
 """CARoPE: rotations by frequencies of the text (Veisi et al. 2025, arXiv 2507.23083)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -37,12 +35,9 @@ class CARoPE(PositionEncoding):
     theta^(-2/D). Phases belong to key/value heads. The paper has neither c nor f = 0, without which
     it would not start as RoPE. No code is published: re-derived from the paper's equations."""
 
-    theta: float = 10_000.0  # base of the first frequencies
+    above = {"theta": 1}
 
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        if not self.theta > 1:
-            raise ValueError(f"position carope: theta={self.theta} must be a number > 1")
+    theta: float = 10_000.0  # base of the first frequencies
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return ContextRotaryLayer(self.config, self.theta)

@@ -1,11 +1,8 @@
 """CoPE: counts the tokens that a query selects (Golovneva et al. 2024, arXiv 2405.18719)."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
@@ -54,13 +51,9 @@ class CoPE(PositionEncoding):
     counted as far as the query selects it. All heads of a layer share e, zero at first."""
 
     backends = DENSE_BACKENDS
+    above = {"count": 1}
 
     count: int = 64  # positions; further tokens are at the last
-
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        if self.count < 2:
-            raise ValueError(f"position cope: count={self.count} must be an integer >= 2")
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return CountLayer(self.config.head_dim, self.count)
