@@ -58,7 +58,13 @@ def string(i: Tensor, j: Tensor, *, window: int, offset: int) -> list[Piece]:
 
 
 # Their keyword-only parameters are the settings.
-METHODS = {each.__name__: each for each in (self_extend, rerope, leaky_rerope, dca, string)}
+METHODS = {
+    "self_extend": self_extend,
+    "rerope": rerope,
+    "leaky_rerope": leaky_rerope,
+    "dca": dca,
+    "string": string,
+}
 SETTINGS = ("window", "group", "chunk", "offset")
 MOST_TIMES = 1_000_000  # the trained length
 
