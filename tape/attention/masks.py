@@ -73,17 +73,19 @@ def build_mask(
     """Returns the mask for the backend of the configuration, as transformers' builder does, with a
     window and documents (`restrict`), which flash attention takes as arguments of its own."""
     x_BTC, attention_mask, cache, slots, real, documents = batch
+    T = x_BTC.shape[1]
     plain = attention_mask is None and documents is None
-    decoding = x_BTC.shape[1] == 1 and cache is not None and not cache.is_compileable
+    decoding = T == 1 and cache is not None and not cache.is_compileable
     if plain and decoding and window is None:
         return None  # the token sees all of the cache
     if window is not None and attention_mask is not None and attention_mask.ndim == 4:
         attention_mask, window = narrowed(attention_mask, slots, window), None
     implementation, allowed = config._attn_implementation, None
     if implementation == "flex_attention" and plain and cache is None and not is_compiling():
-        return causal_blocks(x_BTC.shape[1], window, x_BTC.device)
+        return causal_blocks(T, window, x_BTC.device)
     if window is not None or documents is not None:
-        allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
+        S = T if cache is None else cache.get_mask_sizes(T, 0)[0]  # all of a static cache
+        allowed = restrict(window, real, documents, S)
     given = {
         "config": config,
         "inputs_embeds": x_BTC,
@@ -98,7 +100,7 @@ def build_mask(
     if allowed is None or implementation == "flash_attention_2":
         return mask
     rows = torch.arange(len(x_BTC), device=x_BTC.device)[:, None, None, None]
-    query, key = slots[:, None], torch.arange(num_slots(x_BTC, cache), device=x_BTC.device)
+    query, key = slots[:, None], torch.arange(S, device=x_BTC.device)
     seen = allowed(rows, torch.zeros_like(rows), query, key)
     if mask is None:  # the builder leaves causality to sdpa
         return (seen & (key <= query)).expand(len(x_BTC), 1, -1, -1)
@@ -120,12 +122,6 @@ def visible_keys(window: int | None, batch: Batch, index: Tensor | None) -> Tens
     else:
         count = slots[None] + 1
     return count.clamp(min=1, max=window)
-
-
-def num_slots(x_BTC: Tensor, cache: Cache | None) -> int:
-    """Returns S, the number of slots that queries see: all of a static cache."""
-    T = x_BTC.shape[1]
-    return T if cache is None else cache.get_mask_sizes(T, 0)[0]
 
 
 class CacheSizes:

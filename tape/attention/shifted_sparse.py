@@ -77,7 +77,7 @@ def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> T
 def shifted_groups(within: Callable[[Request], Attended], group: int, request: Request) -> Attended:
     """Backend of `tape.attention.backends` without a cache, by the backend `within` in groups of an
     even number of tokens; the mask is None or (B, T), False at padding."""
-    q, k, values, mask, _, _, _, needs_lse = request
+    q, k, values, mask, *_, needs_lse = request
 
     def attend(parts: Parts, size: int) -> Parts:
         """Averages within groups of `size` tokens, counted from the first token."""

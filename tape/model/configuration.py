@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
-from tape.positions.schedules import kind_of
+from tape.positions.schedules import kind_of, rope_of
 from tape.validation import check_flag, check_integer, is_number, look_up, suggestion
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
@@ -182,8 +182,8 @@ class TapeConfig(LlamaConfig):
             known = {field.name for field in fields(LlamaConfig)} - {"architectures"} | ARGUMENTS
             config_dict = {name: config_dict[name] for name in config_dict.keys() & known}
             config_dict |= {"model_type": cls.model_type, "position": "rope"}
-            if kind_of(_rope_of(config_dict)) == "default":  # transformers' Llama ignores it
-                for owner in (config_dict, _rope_of(config_dict)):
+            if kind_of(rope_of(config_dict)) == "default":  # transformers' Llama ignores it
+                for owner in (config_dict, rope_of(config_dict)):
                     owner.pop("partial_rotary_factor", None)
         elif family != cls.model_type:
             raise ValueError(
@@ -200,9 +200,8 @@ class TapeConfig(LlamaConfig):
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
             new = positions.override(config_dict.get("position"), position)
-            trained, rope = config_dict.get("max_position_embeddings"), _rope_of(config_dict)
-            cls_of = positions.ENCODINGS[new["name"]]
-            config_dict["position"] = cls_of.on_checkpoint(new, trained, rope)
+            encoding = positions.ENCODINGS[new["name"]]
+            config_dict["position"] = encoding.on_checkpoint(new, config_dict)
         # Derived fields are computed together with the fields they derive from.
         for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
             config_dict[name] = kwargs.pop(name)
@@ -215,8 +214,3 @@ class TapeConfig(LlamaConfig):
         if self._auto_class is None:
             saved.pop("auto_map", None)
         return saved
-
-
-def _rope_of(saved: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schedule of the frequencies in a saved configuration, also in the old form."""
-    return saved.get("rope_scaling") or saved.get("rope_parameters") or {}

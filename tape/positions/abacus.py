@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig
 
 from tape.positions.absolute import Learned
 from tape.positions.sampling import named
@@ -56,13 +56,10 @@ class Abacus(Learned):
         return arguments
 
     @classmethod
-    def for_tokenizer(
-        cls, arguments: dict[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> dict[str, Any]:
+    def for_tokenizer(cls, arguments: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
         if arguments["digits"]:
             return arguments
-        vocabulary = tokenizer.get_vocab()
-        digits = [vocabulary[digit] for digit in "0123456789" if digit in vocabulary]
+        digits = [ids[digit] for digit in "0123456789" if digit in ids]
         if not digits:
             raise ValueError(
                 f"position {cls.name}: the tokenizer has no token for a digit; give position.digits"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig
 
 from tape.positions import sampling
 from tape.positions.scores import ScoreBias
@@ -232,18 +232,14 @@ class PositionEncoding(PositionModule):
                 raise ValueError(f"{owner}: {name}={value!r} must be {NUMBERS[kind]}{least}{most}")
 
     @classmethod
-    def on_checkpoint(
-        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
-    ) -> dict[str, Any]:
+    def on_checkpoint(cls, arguments: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
         """Completes arguments that refer to the length that a checkpoint was trained with, which
-        may be loaded with another one, from that and its `rope_parameters`."""
+        may be loaded with another one, from its `saved` configuration."""
         return arguments
 
     @classmethod
-    def for_tokenizer(
-        cls, arguments: dict[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> dict[str, Any]:
-        """Completes arguments that depend on the tokenizer of a new model."""
+    def for_tokenizer(cls, arguments: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+        """Completes arguments that depend on the tokenizer of a new model, by its tokens' ids."""
         return arguments
 
     @classmethod

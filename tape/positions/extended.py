@@ -68,11 +68,9 @@ class ExtendedRoPE(RoPE):
     offset: int | None = None  # S; by default L/3, as in the paper, or more if `factor` needs it
 
     @classmethod
-    def on_checkpoint(
-        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
-    ) -> dict[str, Any]:
-        arguments = super().on_checkpoint(arguments, trained, rope)
-        if trained is None:
+    def on_checkpoint(cls, arguments: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+        arguments = super().on_checkpoint(arguments, saved)
+        if (trained := saved.get("max_position_embeddings")) is None:
             return arguments
         return arguments | {"factor": None} | settings_of(trained, cls.defaults() | arguments)
 

@@ -63,9 +63,7 @@ class Mixed(PositionEncoding):
         return super().configure(config, arguments | {"pattern": entries, "length": length})
 
     @classmethod
-    def on_checkpoint(
-        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
-    ) -> dict[str, Any]:
+    def on_checkpoint(cls, arguments: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
         given = arguments.get("pattern", cls.pattern)
         fixed = arguments.get("length") is not None
         if fixed or isinstance(given, str) or not isinstance(given, Sequence):
@@ -74,9 +72,9 @@ class Mixed(PositionEncoding):
         for entry in given:
             name, own = positions.canonical(entry)
             if name == "extended":  # a `window` is that of the layers here
-                arguments = arguments | {"length": trained}
+                arguments = arguments | {"length": saved.get("max_position_embeddings")}
             else:
-                own = positions.ENCODINGS[name].on_checkpoint(own, trained, rope)
+                own = positions.ENCODINGS[name].on_checkpoint(own, saved)
             pattern.append({"name": name, **own})
         return arguments | {"pattern": pattern}
 

@@ -19,6 +19,7 @@ from tape.positions.schedules import (
     ORIGINAL,
     inverse_frequencies,
     kind_of,
+    rope_of,
     settled,
     yarn,
 )
@@ -126,13 +127,11 @@ class RoPE(PositionEncoding):
         return arguments
 
     @classmethod
-    def on_checkpoint(
-        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
-    ) -> dict[str, Any]:
+    def on_checkpoint(cls, arguments: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
         scaling = arguments.get("scaling")
         if not isinstance(scaling, Mapping) or kind_of(scaling) not in OF_A_LENGTH:
             return arguments
-        length = rope.get(ORIGINAL) or trained
+        length = rope_of(saved).get(ORIGINAL) or saved.get("max_position_embeddings")
         return arguments | {"scaling": {**({ORIGINAL: length} if length else {}), **scaling}}
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
@@ -154,11 +153,10 @@ class YaRN(RoPE):
     config_arguments = ("factor", "beta_fast", "beta_slow", "original_length")
 
     @classmethod
-    def on_checkpoint(
-        cls, arguments: dict[str, Any], trained: int | None, rope: dict[str, Any]
-    ) -> dict[str, Any]:
-        own = kind_of(rope) == "yarn" or arguments.get("original_length") is not None
-        return arguments if own else arguments | {"original_length": trained}
+    def on_checkpoint(cls, arguments: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+        if kind_of(rope_of(saved)) == "yarn" or arguments.get("original_length") is not None:
+            return arguments
+        return arguments | {"original_length": saved.get("max_position_embeddings")}
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,11 @@ def kind_of(rope: Mapping[str, Any]) -> str:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
+def rope_of(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schedule in a saved configuration, also in transformers' old form."""
+    return saved.get("rope_scaling") or saved.get("rope_parameters") or {}
+
+
 def clipped(frequencies: Tensor, length: int) -> Tensor:
     """Multiplies the n frequencies that turn less than once in `length` tokens by the second half
     of a Hann window, from 1 at the highest of them to 0 at the lowest (arXiv 2602.05258)."""

@@ -67,7 +67,7 @@ def build_model(
     for name in OF_TOKENIZER:
         setattr(config, name, getattr(tokenizer, name))
     position = config.position
-    config.position = ENCODINGS[position["name"]].for_tokenizer(position, tokenizer)
+    config.position = ENCODINGS[position["name"]].for_tokenizer(position, tokenizer.get_vocab())
     return TapeForCausalLM(config)
 
 
@@ -109,7 +109,7 @@ def adapt_model(
     ValueError is raised if others are missing, or for a tokenizer that does not fit."""
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
     cls = ENCODINGS[config.position["name"]]
-    config.position = cls.for_tokenizer(config.position, tokenizer)
+    config.position = cls.for_tokenizer(config.position, tokenizer.get_vocab())
     before = TapeConfig.from_pretrained(base).position
     changed = config.position != before
     # TAPE with another initial state keeps its layers.
