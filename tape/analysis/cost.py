@@ -70,16 +70,12 @@ def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
     return model
 
 
-def _tokens(length: int) -> Tensor:
-    return torch.zeros(1, length, dtype=torch.long)
-
-
 @torch.no_grad()
 def operations(model: TapeForCausalLM, length: int) -> tuple[int, int]:
     """Returns multiply-adds and FLOPs of one sequence by the rule of the paper's Table 3; exact for
     eager attention, because torch's counter does not support every other backend."""
     with FlopCounterMode(display=False, custom_mapping=NONLINEAR) as counter:
-        model.eval()(_tokens(length), use_cache=False)
+        model.eval()(torch.zeros(1, length, dtype=torch.long), use_cache=False)
     counts = counter.get_flop_counts()["Global"]
     products = sum(count for op, count in counts.items() if op not in NONLINEAR)
     return products // 2, sum(counts.values())
@@ -96,7 +92,7 @@ def saved_bytes(model: TapeForCausalLM, length: int) -> int:
         return x
 
     with saved_tensors_hooks(keep, lambda x: x):
-        model.train()(_tokens(length), use_cache=False)
+        model.train()(torch.zeros(1, length, dtype=torch.long), use_cache=False)
     for weight in (*model.parameters(), *model.buffers()):
         kept.pop(weight.untyped_storage()._cdata, None)
     return sum(storage.nbytes() for storage in kept.values())
@@ -106,7 +102,7 @@ def saved_bytes(model: TapeForCausalLM, length: int) -> int:
 def cached_bytes(model: TapeForCausalLM, length: int) -> int:
     """Returns the bytes of the KV cache of one sequence."""
     cache = DynamicCache(config=model.config)
-    model.eval()(_tokens(length), past_key_values=cache, use_cache=True)
+    model.eval()(torch.zeros(1, length, dtype=torch.long), past_key_values=cache, use_cache=True)
     return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
 
 

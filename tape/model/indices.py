@@ -24,11 +24,7 @@ HIDDEN = -1000  # added to a score, this or less leaves no weight in any dtype
 
 
 def token_indices(
-    batch: Batch,
-    position_ids: Tensor | None,
-    cache_layer_idx: int,
-    ordered: bool = True,
-    training: bool = False,
+    batch: Batch, position_ids: Tensor | None, cache_layer_idx: int, ordered: bool, training: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns indices of the new tokens (B|1, T), indices of the keys in all slots (B|1, S), and
     the counts for the cache to keep (`keep_indices`), or None.

@@ -154,12 +154,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.context = context
 
     def forward(
-        self,
-        x_BTC: Tensor,
-        e: Tensor | None,
-        *,
-        inputs: LayerInputs,
-        past_key_values: Cache | None = None,
+        self, x_BTC: Tensor, e: Tensor | None, *, inputs: LayerInputs, past_key_values: Cache | None
     ) -> tuple[Tensor, Tensor | None]:
         """Computes x' and e'; the `final` layer returns e as it is."""
         normed = self.input_layernorm(x_BTC)

@@ -29,9 +29,8 @@ def alibi_slopes(num_heads: int) -> Tensor:
     k = 2 ** math.floor(math.log2(num_heads))
     exponents = [-8 * (h + 1) / k for h in range(k)]
     exponents += [-8 * (2 * i + 1) / (2 * k) for i in range(num_heads - k)]
-    return torch.tensor(
-        [2.0**exponent for exponent in exponents], dtype=torch.float32, device="cpu"
-    )
+    slopes = [2.0**exponent for exponent in exponents]
+    return torch.tensor(slopes, dtype=torch.float32, device="cpu")
 
 
 class SlopeBias(ScoreBias):

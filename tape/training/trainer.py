@@ -35,9 +35,7 @@ from tape.training.optimizer import decayed, optimizer_of
 
 
 def collated(
-    sequences: list[Any],
-    collate: Callable[[list[Any]], dict[str, torch.Tensor]],
-    joined: bool = False,
+    sequences: list[Any], collate: Callable[[list[Any]], dict[str, torch.Tensor]], joined: bool
 ) -> dict[str, torch.Tensor]:
     """Collates sequences, and decides what a GPU would have to wait for the CPU to decide: which
     labels are predicted, and whether anything is padded. If batches are `joined` later, which
