@@ -22,12 +22,13 @@ class TappedLinear(WideLinear):
 
 class Convolution(PositionModule):
     """sum_n taps[c, n] (W2 W1 x_(t-n))_c over the last `kernel` real tokens, of those that token t
-    sees by a 4-D mask. The key's extras hold W1 x."""
+    sees by a 4-D mask. The last extras of the keys hold W1 x."""
 
     decays = ("down", "up")
 
     def __init__(self, inputs: int, rank: int, channels: int, kernel: int):
         super().__init__()
+        self.rank = rank
         self.down = nn.Linear(inputs, rank, bias=False)
         self.up = TappedLinear(rank, channels, bias=False)
         self.taps = nn.Parameter(torch.empty(channels, kernel))
@@ -36,13 +37,11 @@ class Convolution(PositionModule):
         bound = self.taps.shape[1] ** -0.5
         init.uniform_(self.taps, -bound, bound)
 
-    def forward(
-        self, x_BTC: Tensor, k_BKTD: Tensor, past_BKLR: Tensor | None, tokens: Tokens
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTC: Tensor, k_BKTD: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Returns the channels (B, T, channels), in at least float32, and W1 x for the key's
         extras, in the dtype of the keys: with and without a cache it is rounded alike."""
         low_BTR = self.down(x_BTC).to(k_BKTD.dtype)
-        past = None if past_BKLR is None else past_BKLR[:, 0]
+        past = None if tokens.past is None else tokens.past[:, 0, :, -self.rank :]
         last = last_tokens(low_BTR, past, tokens, self.taps.shape[1])
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):

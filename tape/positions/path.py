@@ -95,11 +95,10 @@ class PathLayer(PairLayer):
         K, D = config.num_key_value_heads, config.head_dim
         self.convolution = Convolution(config.hidden_size, rank, K * D, kernel)
         self.gate = nn.Linear(config.hidden_size, K)
-        self.rank, self.extras_width = rank, D + 1 + rank
+        self.extras_width = D + 1 + rank
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        past = None if tokens.past is None else tokens.past[..., -self.rank :]
-        w, low = self.convolution(tokens.x, k_BKTD, past, tokens)
+        w, low = self.convolution(tokens.x, k_BKTD, tokens)
         w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)
         beta = 2 * self.gate(tokens.x).sigmoid().mT[..., None]  # (B, K, T, 1)
         if tokens.real is not None:  # padding changes no score

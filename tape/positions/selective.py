@@ -16,20 +16,16 @@ class SelectiveLayer(SummedRotaryLayer):
 
     def __init__(self, config: PretrainedConfig, rank: int, kernel: int, theta: float):
         super().__init__(config)
-        self.num_heads, self.rank, self.theta = config.num_attention_heads, rank, theta
+        self.num_heads, self.theta = config.num_attention_heads, theta
         channels = config.num_key_value_heads * self.frequencies
         self.convolution = Convolution(config.hidden_size, rank, channels, kernel)
         self.extras_width += rank
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        past = low = None
-        if tokens.past is not None:
-            past, low = tokens.past.split((self.extras_width - self.rank, self.rank), dim=-1)
         x_BTC = F.normalize(tokens.x.unflatten(-1, (self.num_heads, -1)), dim=-1).flatten(-2)
-        steps, low = self.convolution(x_BTC, k_BKTD, low, tokens)
+        steps, low = self.convolution(x_BTC, k_BKTD, tokens)
         steps = steps.unflatten(-1, (-1, self.frequencies)).transpose(1, 2)  # (B, K, T, F)
         steps = steps * frequencies_of(self.theta, self.frequencies, steps)
-        tokens = tokens._replace(past=past)
         q_BHTD, k_BKTD, kept = self.rotate_by_sums(q_BHTD, k_BKTD, steps, tokens)
         return q_BHTD, k_BKTD, torch.cat((kept, low), dim=-1)
 

@@ -37,12 +37,13 @@ def join_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
 def running_sums(steps_BKTN: Tensor, tokens: Tokens) -> Tensor:
     """Returns the sums over each new token and all before it, cached ones included (`split_sums` in
-    `tokens.past`), with nothing added at padding."""
+    the first channels of `tokens.past`), with nothing added at padding."""
     if tokens.real is not None:
         steps_BKTN = steps_BKTN * tokens.real[:, None, tokens.slots, None]
     if tokens.past is None:
         return steps_BKTN.cumsum(2)
-    newest = tokens.past.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
+    past = tokens.past[..., : PARTS * steps_BKTN.shape[-1]]
+    newest = past.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
     begin = join_sums(newest, steps_BKTN.dtype) * (tokens.slots[0] > 0)
     return torch.cat((begin, steps_BKTN), dim=2).cumsum(2)[:, :, 1:]
 
