@@ -19,38 +19,17 @@ from tape.validation import check_flag, check_integer, is_number, look_up, sugge
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
-COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_recurrences",
-    "num_attention_heads",
-    *OPTIONAL,
-    "max_position_embeddings",
-)
+COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences")
+COUNTS += ("num_attention_heads", *OPTIONAL, "max_position_embeddings")
 
-# Arguments of transformers' configurations that are no fields.
-ARGUMENTS = {
-    "attn_implementation",
-    "auto_map",
-    "cache_implementation",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "original_max_position_embeddings",
-    "output_attentions",
-    "partial_rotary_factor",
-    "per_layer_config",
-    "quantization_config",
-    "rope_scaling",
-    "rope_theta",
-    "sep_token_id",
-    "tie_encoder_decoder",
-    "tie_last_hidden_states",
-    "torch_dtype",
-}
+# Arguments of transformers' configurations that are no fields: of all of them, of how a model is
+# loaded, of frequencies, and of earlier versions.
+ARGUMENTS = {"model_type", "name_or_path", "auto_map", "num_labels", "output_attentions"}
+ARGUMENTS |= {"attn_implementation", "cache_implementation", "experts_implementation"}
+ARGUMENTS |= {"quantization_config", "per_layer_config"}
+ARGUMENTS |= {"rope_scaling", "rope_theta", "partial_rotary_factor"}
+ARGUMENTS |= {"original_max_position_embeddings"}
+ARGUMENTS |= {"torch_dtype", "sep_token_id", "tie_encoder_decoder", "tie_last_hidden_states"}
 log = logging.getLogger(__name__)
 
 

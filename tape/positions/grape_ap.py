@@ -23,15 +23,12 @@ class PathIntegral(ScoreBias):
     """The sum of slope_h ln sigmoid(q_i . k_t) over the real tokens t = j+1 .. i, for q (B, H, T,
     P), k (B, H, S, P), and `real` (B, 1, S, 1), zero at padding, or None without padding."""
 
-    def __init__(
-        self, query: Tensor, key: Tensor, slopes: Tensor, slots: Tensor, real: Tensor | None
-    ):
-        self.query, self.key, self.slopes, self.slots = query, key, slopes, slots
-        self.real = real
+    def __init__(self, q: Tensor, k: Tensor, slopes: Tensor, slots: Tensor, real: Tensor | None):
+        self.q, self.k, self.slopes, self.slots, self.real = q, k, slopes, slots, real
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        with torch.autocast(self.key.device.type, enabled=False):
-            steps = F.logsigmoid(self.query @ self.key.mT)  # (B, H, T, S)
+        with torch.autocast(self.k.device.type, enabled=False):
+            steps = F.logsigmoid(self.q @ self.k.mT)  # (B, H, T, S)
         if self.real is not None:
             steps = steps * self.real.mT
         sums, slopes = steps.cumsum(-1), self.slopes.to(steps.dtype)[:, None, None]
