@@ -125,9 +125,9 @@ def updated(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def canonical(position: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Returns the name in full, and the arguments that are given."""
-    given = dict(position) if isinstance(position, Mapping) else {"name": position}
-    canonical = dict(zip(ENCODINGS, ENCODINGS, strict=True)) | ALIASES
-    return look_up("position encoding", given.pop("name", None), canonical), given
+    name, given = sampling.named(position)
+    known = dict(zip(ENCODINGS, ENCODINGS, strict=True)) | ALIASES
+    return look_up("position encoding", name, known), given
 
 
 def build(config: PretrainedConfig) -> PositionEncoding:

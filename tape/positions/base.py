@@ -29,6 +29,10 @@ class Positions(NamedTuple):
     key: Tensor  # (B|1, S) the cached and the new tokens
     extent: int | None = None  # if known without reading them: all are in 0..extent - 1
 
+    def distances(self) -> Tensor:
+        """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
+        return (self.query[..., :, None] - self.key[..., None, :]).clamp(min=0)
+
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Returns a context in which operations keep the dtype of x. It is empty where autocast is off:

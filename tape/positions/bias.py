@@ -20,7 +20,7 @@ from tape.positions.base import (
     without_autocast,
 )
 from tape.positions.sampling import SAMPLERS
-from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, distances, lookup
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, lookup
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -43,7 +43,7 @@ class SlopeBias(ScoreBias):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         if self._dense is None:
-            distance = distances(self.positions).to(self.slopes.dtype)
+            distance = self.positions.distances().to(self.slopes.dtype)
             self._dense = -self.slopes[:, None, None] * distance[:, None]
         return self._dense.to(dtype)
 
@@ -128,7 +128,7 @@ class T5Layer(nn.Module):
         self.table = nn.Embedding(num_buckets, num_heads)
 
     def forward(self, positions: Positions) -> Tensor:
-        bucket = t5_bucket(distances(positions), self.num_buckets, self.max_distance)
+        bucket = t5_bucket(positions.distances(), self.num_buckets, self.max_distance)
         return self.table(bucket).movedim(-1, 1)
 
 
@@ -206,7 +206,7 @@ class FIRELayer(PositionModule):
 
         threshold = (self.multiplier.to(dtype) * self.threshold).abs()
         query = positions.query.to(dtype)[..., None]  # (B|1, T, 1)
-        x = psi(distances(positions).to(dtype)) / (psi(torch.maximum(threshold, query)) + 1e-6)
+        x = psi(positions.distances().to(dtype)) / (psi(torch.maximum(threshold, query)) + 1e-6)
         return self.output(self.hidden(x[..., None]).relu()).movedim(-1, 1)
 
 
@@ -238,7 +238,7 @@ class KerpleLayer(PositionModule):
     def forward(self, positions: Positions) -> Tensor:
         dtype = torch.promote_types(self.slope.dtype, torch.float32)
         p, a = (self.bounded(x.to(dtype))[:, None, None] for x in (self.slope, self.scale))
-        return -p * (a * distances(positions).to(dtype)[:, None]).log1p()
+        return -p * (a * positions.distances().to(dtype)[:, None]).log1p()
 
     def bounded(self, x: Tensor) -> Tensor:
         """Mirrors x at `LOWEST`, where a clamp would end its gradient."""
@@ -268,7 +268,7 @@ class PriorLayer(PositionModule):
     def forward(self, positions: Positions) -> Tensor:
         dtype = torch.promote_types(self.scale.dtype, torch.float32)
         shape, scale = (x.to(dtype)[:, None, None] for x in (self.shape, self.scale))
-        distance = (scale * distances(positions).to(dtype)[:, None]).abs()
+        distance = (scale * positions.distances().to(dtype)[:, None]).abs()
         return -((distance + self.LOWEST) ** shape)
 
 

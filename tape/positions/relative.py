@@ -16,7 +16,7 @@ from tape.positions.base import (
     widen,
     without_autocast,
 )
-from tape.positions.scores import DENSE_BACKENDS, ScoreBias, distances
+from tape.positions.scores import DENSE_BACKENDS, ScoreBias
 
 
 class ProfileBias(ScoreBias):
@@ -27,7 +27,7 @@ class ProfileBias(ScoreBias):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         B, H, T, E = self.profiles.shape
-        distance = distances(self.positions)[:, None]
+        distance = self.positions.distances()[:, None]
         index = distance.clamp(max=E - 1).expand(B, H, T, -1)
         return self.profiles.gather(-1, index).masked_fill(distance >= E, 0.0).to(dtype)
 

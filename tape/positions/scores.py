@@ -1,22 +1,12 @@
 """Biases of attention scores, and their masks."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from tape.positions.base import Positions
-
-
 DENSE_BACKENDS = frozenset({"eager", "sdpa", "flex_attention"})  # take biases as tensors
 SCORE_BACKENDS = frozenset({"eager", "sdpa"})  # take scores in place of products
-
-
-def distances(positions: "Positions") -> Tensor:
-    """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
-    return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
 
 
 def masked(scores: Tensor, mask: Tensor | None, hidden: float | None = None) -> Tensor:
