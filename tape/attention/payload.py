@@ -19,16 +19,6 @@ class Values(NamedTuple):
     payload: Tensor | None = None  # (B|1, K|1, S, P)
     joined: Tensor | None = None  # (B, K, S, D + P), if there is one
 
-    @classmethod
-    def of_joined(cls, joined: Tensor, P: int) -> "Values":
-        """Returns the last P channels as the payload, the others as values."""
-        return cls(*joined.split((joined.shape[-1] - P, P), dim=-1), joined) if P else cls(joined)
-
-    @classmethod
-    def of_alternating(cls, stacked: Tensor) -> "Values":
-        """Returns the views of what `alternating` has made."""
-        return cls(stacked[:, ::2], stacked[:, 1::2])
-
     @property
     def width(self) -> int:
         """P, the width of the payload; 0 without one."""
@@ -46,20 +36,16 @@ class Values(NamedTuple):
         """Returns heads of values and, if it is as wide, of the payload in turn, (B, 2 K, S, D)."""
         return torch.stack((self.v, self.payload.expand_as(self.v)), dim=2).flatten(1, 2)
 
-    def split(self, averages: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the averages of `concat` as those of values and of the payload."""
+    def split(self, joined: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Splits what `concat` has joined, or averages of it, into values and payload."""
         if self.payload is None:
-            return averages, None
-        return averages.split((averages.shape[-1] - self.width, self.width), dim=-1)
+            return joined, None
+        return joined.split((joined.shape[-1] - self.width, self.width), dim=-1)
 
     def per_query_head(self, H: int, B: int) -> "Values":
         """Returns both with B sequences and H heads."""
-        shape = (B, H, -1, -1)
-        payload = self.payload
-        return Values(
-            per_query_head(self.v, H).expand(shape),
-            None if payload is None else per_query_head(payload, H).expand(shape),
-        )
+        parts = (x for x in (self.v, self.payload) if x is not None)
+        return Values(*(per_query_head(x, H).expand(B, H, -1, -1) for x in parts))
 
 
 class Request(NamedTuple):

@@ -53,8 +53,8 @@ def stored(
     if extras is not None:
         keys, extras = keys.split((k.shape[-1], extras.shape[-1]), dim=-1)
     if stacks:
-        return keys, extras, Values.of_alternating(all_values)
-    return keys, extras, Values.of_joined(all_values, values.width)
+        return keys, extras, Values(all_values[:, ::2], all_values[:, 1::2])
+    return keys, extras, Values(*values.split(all_values), all_values)
 
 
 def check_channels(encoding: str, kind: str, cached: Tensor, count: int, K: int) -> None:
