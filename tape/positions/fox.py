@@ -55,24 +55,22 @@ class ForgetLayer(LayerPosition):
 
 
 class Forgetting(LayerPosition):
-    """Adds FoX's bias to the scores of another encoding. Keeps what both keep of each token."""
+    """Adds FoX's bias to the scores of another encoding. Keeps what both keep of each token: first
+    the sums, which FoX reads there, and last what a convolution of the other one reads."""
 
     def __init__(self, inner: LayerPosition, forget: ForgetLayer):
         super().__init__()
         self.inner, self.forget = inner, forget
-        self.widths = inner.extras_width, forget.extras_width
+        self.widths = forget.extras_width, inner.extras_width
         self.extras_width = sum(self.widths)
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        kept = sums = None
-        if tokens.past is not None:
-            kept, sums = tokens.past.split(self.widths, dim=-1)
-        *_, sums = self.forget.prepare(q_BHTD, k_BKTD, tokens._replace(past=sums))
-        q_BHTD, k_BKTD, kept = self.inner.prepare(q_BHTD, k_BKTD, tokens._replace(past=kept))
-        return q_BHTD, k_BKTD, torch.cat((kept, sums), dim=-1)
+        *_, sums = self.forget.prepare(q_BHTD, k_BKTD, tokens)
+        q_BHTD, k_BKTD, kept = self.inner.prepare(q_BHTD, k_BKTD, tokens)
+        return q_BHTD, k_BKTD, torch.cat((sums, kept), dim=-1)
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
-        kept, sums = extras.split(self.widths, dim=-1)
+        sums, kept = extras.split(self.widths, dim=-1)
         return SumOfBiases(
             self.inner.bias(q_BHTD, k_BKSD, kept, tokens),
             self.forget.bias(q_BHTD, k_BKSD, sums, tokens),
