@@ -77,6 +77,14 @@ class Abacus(Learned):
     def read(
         self, input_ids: Tensor | None, real: Tensor | None, last: Tensor, documents: Tensor | None
     ) -> Tensor:
+        """Returns the token indices of the new tokens, (B, T), at padding that of the token before.
+
+        Args:
+            input_ids: (B, T), None for a model called with embeddings.
+            real: (B|1, T) False at padding, or None.
+            last: (B|1, 1) index of the last cached token, 0 without one.
+            documents: (B, T) number of each token's document, or None.
+        """
         if input_ids is None:
             raise ValueError(
                 f"position {self.name} reads token ids: inputs_embeds have none; give input_ids"

@@ -164,7 +164,7 @@ class PositionEncoding(PositionModule):
         positive: numeric arguments that must be above zero.
         above: numbers that other arguments must exceed.
         updates: whether layers update its state.
-        reads: whether it takes token indices from the token ids (`read`).
+        reads: whether it takes token indices from the token ids, by a method `read` (`Abacus`).
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
@@ -271,20 +271,6 @@ class PositionEncoding(PositionModule):
         super()._apply(fn, recurse)
         PositionEncoding.reset_parameters(self)
         return self
-
-    def read(
-        self, input_ids: Tensor | None, real: Tensor | None, last: Tensor, documents: Tensor | None
-    ) -> Tensor:
-        """Returns the token indices of the new tokens, (B, T), at padding that of the token before.
-        Called if `reads`.
-
-        Args:
-            input_ids: (B, T), None for a model called with embeddings.
-            real: (B|1, T) False at padding, or None.
-            last: (B|1, 1) index of the last cached token, 0 without one.
-            documents: (B, T) number of each token's document, or None.
-        """
-        raise NotImplementedError
 
     def forward(
         self, x_BTC: Tensor, positions: Positions
