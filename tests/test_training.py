@@ -322,7 +322,7 @@ def test_kills_at_random_moments_change_nothing(start, text, cache, tmp_path, mo
 def test_a_loss_that_is_not_finite_ends_the_run(late, start, monkeypatch):
     """Or is read one step later, as on a GPU."""
     monkeypatch.setattr(
-        "tape.training.trainer.StopAndNaNCallback", lambda **given: StopAndNaNCallback(late=late)
+        "tape.training.callbacks.StopAndNaNCallback", lambda **given: StopAndNaNCallback(late=late)
     )
     applied = "was found one step later" if late else "was not applied"
     with pytest.raises(NonFiniteLoss, match=rf"step 2, .*learning rate .*{applied}"):

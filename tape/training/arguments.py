@@ -15,7 +15,6 @@ from transformers.trainer_utils import SchedulerType
 from tape.model.adapters import without_deprecations
 from tape.settings.schema import RunSettings
 
-SHARING = "processes share no sequences and no heads"
 # Fields of TrainingArguments that keep their default, by pattern, and why.
 FIXED = {
     "num_train_epochs": "give trainer.max_steps",
@@ -29,7 +28,7 @@ FIXED = {
     "save_only_model": "a run cannot be resumed without its optimizer state",
     "load_best_model_at_end": "a run ends with its last weights",
     "label_smoothing_factor": "a run computes its loss without logits, which smoothing needs",
-    "parallelism_config": SHARING,
+    "parallelism_config": "processes share no sequences and no heads",
     "push_to_hub|hub_.*": "upload an export instead, see docs/export.md",
     "(prediction_loss_only|batch_eval_metrics|include_for_metrics)|"
     "eval_(do_concat_batches|use_gather_object|accumulation_steps)": (

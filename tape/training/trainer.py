@@ -24,13 +24,7 @@ from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
 from tape.runs.folder import SAVING, TRAINED, clear_unfinished, finalize_checkpoint, remove_old
 from tape.runs.metrics import MetricsFile
-from tape.training.callbacks import (
-    Console,
-    Continued,
-    NonFiniteLoss,
-    StopAndNaNCallback,
-    ignore_sigterm,
-)
+from tape.training import callbacks
 from tape.training.optimizer import decayed, optimizer_of
 
 
@@ -66,8 +60,8 @@ class LanguageModelTrainer(Trainer):
         self.data_collator = partial(collated, collate=data_collator, joined=joined)
         self.args.dataloader_pin_memory &= self.args.device.type == "cuda"
         self.length, self.measure, self.rates = length, measure, rates
-        self.console, self.continued = Console(), Continued(self)
-        self.guard = StopAndNaNCallback(late=self.args.device.type == "cuda")
+        self.console, self.continued = callbacks.Console(), callbacks.Continued(self)
+        self.guard = callbacks.StopAndNaNCallback(late=self.args.device.type == "cuda")
         for kind in (PrinterCallback, ProgressCallback):
             self.remove_callback(kind)
         # The console first: it adds the speed that the file records.
@@ -128,7 +122,7 @@ class LanguageModelTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
-        loader.worker_init_fn = ignore_sigterm
+        loader.worker_init_fn = callbacks.ignore_sigterm
         return loader
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
@@ -176,7 +170,7 @@ class LanguageModelTrainer(Trainer):
         folder, step = Path(self.args.output_dir), self.state.global_step
         work, target = folder / SAVING / f"checkpoint-{step}", folder / f"checkpoint-{step}"
         if not self._weights_are_finite(model):
-            raise NonFiniteLoss(f"weights are not finite after step {step}: not saved")
+            raise callbacks.NonFiniteLoss(f"weights are not finite after step {step}: not saved")
         self.continued.record()
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process writes its part
