@@ -90,7 +90,11 @@ def shifted_groups(within: Callable[[Request], Attended], group: int, request: R
         averages = (found.values, found.payload, lse)
         return [_unfold(x, B, T) for x in averages if x is not None]
 
-    parts = [q, *_for_halves(q, [x for x in (k, values.v, values.payload) if x is not None])]
+    (B, H), K = q.shape[:2], k.shape[1]
+    parts = [x.expand(B, K, -1, -1) for x in (k, values.v, values.payload) if x is not None]
+    if K % 2:  # each half of the heads has its own
+        parts = [x.repeat_interleave(H // K, dim=1) for x in parts]
+    parts.insert(0, q)
     if mask is not None:
         order = mask.int().argsort(dim=-1, descending=True, stable=True)  # real tokens first
         parts = [_reorder(x, order) for x in parts]
@@ -105,13 +109,6 @@ def shifted_groups(within: Callable[[Request], Attended], group: int, request: R
         averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
     lse = averages.pop()[..., 0] if needs_lse else None
     return Attended(averages[0], None if values.payload is None else averages[1], lse=lse)
-
-
-def _for_halves(q: Tensor, parts: Parts) -> Parts:
-    """Expands keys, values and payload over the batch, with an even number of heads."""
-    (B, H), K = q.shape[:2], parts[0].shape[1]
-    parts = [x.expand(B, K, -1, -1) for x in parts]
-    return parts if K % 2 == 0 else [x.repeat_interleave(H // K, dim=1) for x in parts]
 
 
 def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:

@@ -54,7 +54,6 @@ class Learned(PositionEncoding):
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        self.std = config.initializer_range
         self.table = nn.Parameter(torch.empty(self.length, config.hidden_size))
 
     @classmethod
@@ -75,7 +74,7 @@ class Learned(PositionEncoding):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        init.normal_(self.table, std=self.std)
+        init.normal_(self.table, std=self.config.initializer_range)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         query, length = positions.query, len(self.table)
