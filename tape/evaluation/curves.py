@@ -18,17 +18,7 @@ from tape.data.ngrams import ORDERS
 from tape.evaluation.figures import draw_panel
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
-from tape.evaluation.view import (
-    AS_IT_IS,
-    PERPLEXITY,
-    WHOLE,
-    Asked,
-    Column,
-    Evaluation,
-    Panel,
-    View,
-    select,
-)
+from tape.evaluation.view import PERPLEXITY, WHOLE, Asked, Column, Evaluation, Panel, View, select
 
 # What a row is about: it is there once.
 ABOUT = ("model", "extend", "model_hash", "data", "data_hash", "convention", "length")
@@ -212,10 +202,10 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         columns.append(Column(f"perplexity {n:,}", "loss", PERPLEXITY, where, compared))
     having = rows[rows["measure"] == "context gain"]["run"]
     if having.nunique() == rows["run"].nunique():
-        columns.append(Column("context gain, nats", "context gain", AS_IT_IS))
+        columns.append(Column("context gain, nats", "context gain"))
     if (rows["measure"] == "speed").any():
         columns.append(Column("tokens/s", "speed", WHOLE, cost=True))
-        columns.append(Column("memory, GiB", "peak memory", AS_IT_IS, cost=True))
+        columns.append(Column("memory, GiB", "peak memory", cost=True))
     return columns
 
 

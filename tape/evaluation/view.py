@@ -49,7 +49,7 @@ class Column(NamedTuple):
 
     title: str
     measure: str
-    scale: Scale
+    scale: Scale = AS_IT_IS
     where: Where | None = None  # None: all rows of the measure
     compared: str = ""  # name in the table of differences (unscaled) to a baseline, if it is there
     cost: bool = False  # rather than a result

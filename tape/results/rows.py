@@ -7,7 +7,7 @@ other settings they must be equal, unless these are named: nothing unequal is co
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
@@ -18,16 +18,7 @@ import pandas as pd
 
 from tape.evaluation.view import select
 from tape.positions import ENCODINGS
-from tape.results.runs import (
-    CHANGES,
-    EVALUATIONS,
-    Run,
-    names_of,
-    parts_of,
-    read_all,
-    table_of,
-    view_of,
-)
+from tape.results.runs import CHANGES, EVALUATIONS, Run, names_of, read_all, table_of, view_of
 from tape.runs.folder import differences
 from tape.statistics import per_seed
 
@@ -112,10 +103,10 @@ def load(folders: Sequence[str | Path], **chosen: Any) -> pd.DataFrame:
 
 
 def _rows_of(kind: str, groups: dict[str, list[Run]]) -> pd.DataFrame:
-    rows = table_of([run for runs in groups.values() for run in runs])
+    rows = table_of([replace(run, rows=run.of(kind)) for runs in groups.values() for run in runs])
     labels = [label for label, runs in groups.items() for _ in runs]
     rows.insert(0, "row", rows["run"].map(dict(zip(rows["run"].unique(), labels, strict=True))))
-    return rows[rows["evaluation"].isin(parts_of(kind))]
+    return rows
 
 
 def _ranked(groups: Groups, rows: dict[str, pd.DataFrame]) -> list[str]:

@@ -75,13 +75,9 @@ class Run:
         return self.settings["position.name"]
 
     def of(self, evaluation: str) -> pd.DataFrame:
-        """The rows of one evaluation, and of the training if it belongs to that."""
-        return self.rows[self.rows["evaluation"].isin(parts_of(evaluation))]
-
-
-def parts_of(evaluation: str) -> tuple[str, ...]:
-    """Losses and costs of the training are shown with the perplexity."""
-    return ("perplexity", "training") if evaluation == "perplexity" else (evaluation,)
+        """The rows of one evaluation; losses and costs of the training belong to the perplexity."""
+        parts = ("perplexity", "training") if evaluation == "perplexity" else (evaluation,)
+        return self.rows[self.rows["evaluation"].isin(parts)]
 
 
 def view_of(evaluation: str) -> View:
