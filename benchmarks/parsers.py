@@ -11,7 +11,7 @@ METHODS = {  # by case; llama is transformers' with the weights and outputs of r
     "layer": [*ENCODINGS, f"tape{WITHOUT}", "llama"],
     "train_step": [*ENCODINGS, "llama"],
     "decode": [*ENCODINGS, "llama"],
-    "adapters": names_in("benchmarks/workloads.py", "ADAPTERS"),
+    "adapters": ["lora", "longlora", "adape", "adape_lora", "ft"],  # of config/peft
 }
 USUAL = METHODS | {case: ["rope", "tape", "llama"] for case in ("train_step", "decode")}
 

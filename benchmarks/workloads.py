@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
@@ -20,6 +21,7 @@ from tape.model.adapters import BFLOAT16, Method, adapt, cast_frozen
 from tape.model.cache import GrowingCache, GrowingLayer
 from tape.parsers import SHAPE
 from tape.positions.tape import TapeLayer
+from tape.settings.composition import composed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it
@@ -33,15 +35,6 @@ SHAPES = {
 }
 # Sequences of a training step and their length.
 TOKENS = {"tiny": (4, 32), "small": (8, 256), "base": (1, 1024), "llama2_7b": (1, 8192)}
-LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
-PLAIN = {"everything": False, "extra": True, "lora": None, "groups": None}
-ADAPTERS = {  # as in config/peft; embeddings and norms train too
-    "lora": PLAIN | {"lora": LORA},
-    "longlora": PLAIN | {"lora": LORA, "groups": 4},
-    "adape": PLAIN,
-    "adape_lora": PLAIN | {"lora": LORA},
-    "ft": PLAIN | {"everything": True},
-}
 
 
 @dataclass(frozen=True)
@@ -176,10 +169,11 @@ def of_decoder(load: Load, method: str) -> Callable[[], None]:
 
 
 def of_adapter(load: Load, method: str) -> Callable[[], None]:
-    """Returns a training step on a base model with AdamW; in a short dtype the frozen weights are
-    bfloat16."""
+    """Returns a training step with AdamW on a base model adapted as peft=METHOD says; in a short
+    dtype the frozen weights are bfloat16."""
     base = load.decoder("tape" if method.startswith("adape") else "rope")
-    model = adapt(base, Method.of({"name": method} | ADAPTERS[method]), "base", "")
+    peft = OmegaConf.to_container(composed([f"peft={method}"], "train").peft)
+    model = adapt(base, Method.of(peft), "base", "")
     cast_frozen(load.ready(model), None if load.dtype == torch.float32 else BFLOAT16)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return training_step(load, model, torch.optim.AdamW(trained, 1e-5))
