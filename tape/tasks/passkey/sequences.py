@@ -1,18 +1,20 @@
 """Prompts with pass keys, also as training sequences: a description, garbage with lines with
 values, and a question.
 
-There are two wordings: the benchmark's, and one of a small vocabulary for small models. Garbage is
-counted in units: characters in the benchmark's text, words in the plain one. The depth of a line is
-the fraction of the garbage before it.
+There are two wordings (words.yaml): the benchmark's, and one of a small vocabulary for small
+models. Garbage is counted in units: characters in the benchmark's text, words in the plain one. The
+depth of a line is the fraction of the garbage before it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise, product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import yaml
 from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -24,11 +26,9 @@ from tape.validation import check_integer
 LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
 MAX_ESTIMATES = 3  # estimates of the amount of garbage for a number of tokens
 MAX_CHANGE = 100  # units around the last estimate that are tried
-NAMES = (
-    "alice", "bob", "carol", "david", "emma", "frank", "grace", "henry", "iris", "jack", "kate",
-    "leo", "mary", "nick", "olivia", "peter", "quinn", "rose", "sam", "tina", "umar", "vera",
-    "will", "yara",
-)  # fmt: skip
+WORDS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
+NAMES, NOUNS, ADJECTIVES = (WORDS[kind] for kind in ("names", "nouns", "adjectives"))
+FILLER, SENTENCE = WORDS["filler"], WORDS["sentence"]
 TRAINING, EVALUATION, QUESTIONS = range(3)  # random streams of a seed
 Count = Callable[[str], int]
 
@@ -37,11 +37,11 @@ class Text(NamedTuple):
     """A wording of prompts."""
 
     description: str
-    lines: tuple[str, str]  # for one value, and for several
-    questions: tuple[str, str]
+    lines: list[str]  # for one value, and for several
+    questions: list[str]
+    units_per_token: float  # approximately
     garbage: Callable[[int, np.random.Generator], str]  # of so many units
     join: Callable[[list[str]], str]  # description, garbage (or "") and lines in turn, question
-    units_per_token: float  # approximately
     spelled: Callable[[str], str] = str  # spelling of a name
 
     def line(self, name: str | None, value: str, several: bool) -> str:
@@ -55,27 +55,10 @@ class Text(NamedTuple):
         return f" of {self.spelled(name)}" if name else ""
 
 
-FILLER = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
-)
-# Wording of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), also used by LongLoRA
-# and the TAPE paper, which have one key without a name; the wording for several is ours.
 BENCHMARK = Text(
-    description=(
-        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
-        "them. I will quiz you about the important information there."
-    ),
-    lines=(
-        "The pass key{of} is {value}. Remember it. {value} is the pass key{of}.",
-        "One pass key{of} is {value}. Remember it. {value} is one pass key{of}.",
-    ),
-    questions=(
-        "What is the pass key{of}? The pass key{of} is",
-        "What are the pass keys{of}? The pass keys{of} are",
-    ),
+    **WORDS["benchmark"],
     garbage=lambda units, rng: (FILLER * (units // len(FILLER) + 1))[:units],
     join="\n".join,
-    units_per_token=3.75,
     spelled=str.capitalize,
 )
 
@@ -88,28 +71,7 @@ def sentences(units: int, rng: np.random.Generator) -> str:
     return " ".join(text.split(" ")[:units])
 
 
-# A small vocabulary of single-token words; garbage is random sentences, so that only the line
-# itself reveals a key's place.
-PLAIN = Text(
-    description="find the pass key .",
-    lines=("the pass key{of} is {value} .", "one pass key{of} is {value} ."),
-    questions=(
-        "what is the pass key{of} ? the pass key{of} is",
-        "what are the pass keys{of} ? the pass keys{of} are",
-    ),
-    garbage=sentences,
-    join=lambda parts: " ".join(filter(None, parts)),
-    units_per_token=1.0,
-)
-SENTENCE = "the {} is {} ."
-NOUNS = (
-    "bird", "boat", "book", "door", "fish", "hill", "house", "lake", "moon", "road", "rock", "sea",
-    "sky", "star", "sun", "tree",
-)  # fmt: skip
-ADJECTIVES = (
-    "bright", "calm", "cold", "dark", "deep", "far", "high", "long", "low", "new", "old", "red",
-    "small", "still", "warm", "wide",
-)  # fmt: skip
+PLAIN = Text(**WORDS["plain"], garbage=sentences, join=lambda parts: " ".join(filter(None, parts)))
 
 
 @cache
