@@ -5,6 +5,7 @@ It imports nothing that takes time.
 
 import os
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -12,40 +13,7 @@ from tape.command import expected_errors
 from tape.validation import look_up
 
 FOLDER = Path(__file__).parent
-
-# Task -> command -> (module, what it does). Benchmarks are in the repository only.
-COMMANDS = {
-    "train": {
-        "train": ("tape.commands.train", "pre-train, fine-tune or extend a model; Hydra settings"),
-        "sweep": ("tape.commands.sweep", "train, evaluate and compare runs over settings, seeds"),
-    },
-    "evaluate": {
-        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
-        "evaluate": ("tape.tasks.evaluate", "addition, pass keys, synthetic tasks, SCROLLS"),
-        "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
-        "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
-        "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),
-    },
-    "compare": {
-        "compare": ("tape.results.compare", "runs over seeds: table, statistics, figures"),
-        "suite": ("tape.tasks.synthetic.suite", "encodings on synthetic tasks: table, heat maps"),
-        "leaderboard": ("tape.commands.leaderboard", "all encodings by all committed results"),
-        "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
-        "report": ("tape.results.report", "write all results on one HTML page"),
-    },
-    "analyse": {
-        "stability": ("tape.analysis.stability", "change of attention when a text is moved"),
-        "visualize": ("tape.analysis.visualize", "draw attention and positional states"),
-        "state": ("tape.analysis.state", "how TAPE's learned state differs from RoPE's"),
-        "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
-        "cost": ("tape.analysis.cost", "FLOPs, parameters and memory of every encoding"),
-        "speed": ("benchmarks.speed", "time layers, training steps, decoding and adapters"),
-    },
-    "develop": {
-        "new-encoding": ("tape.commands.new_encoding", "make the files of a new encoding"),
-        "export": ("tape.export", "save a model with its code, or as a plain Llama"),
-    },
-}
+COMMANDS = tomllib.loads((FOLDER / "commands.toml").read_text("utf-8"))
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
 
 
