@@ -22,18 +22,7 @@ from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
 NAMES = ["task", "encoding"]
 ARGUMENTS = rf"position\.(?!(.*\.)?({'|'.join(FREE)})$).*"
-NOTE = """\
-Each cell: median (best) of the longest solved length over the runs that reached the criterion in
-the trained lengths, then how many of all runs did. The longest solved length is the largest up to
-which every length has at least 90 % exact match; 0 if the shortest has less. Trained on lengths up
-to: {trained}.
-
-{every}
-
-Median over all runs, failed ones included (number of runs). This is descriptive: no test uses it.
-
-Between two encodings (runs of each: {runs}, the most here), no difference in how many learned a
-task has a p-value below {p:.2g} (Fisher's exact test, two-sided, before any correction)."""
+PAGE = Path(__file__).with_name("suite.md")
 PREDICTED = """\
 Prediction: the first encoding solves longer problems than the second. A run that failed counts as
 0, also if it solves the trained lengths (second table), so a difference can be one of learning. p:
@@ -155,15 +144,15 @@ def suite(
     texts, most = texts_of(cells), cells["runs"].max()
     median, best = texts["longest: median"], texts["best"]
     trained = cells["trained"].groupby(level="task", sort=False).first()
-    note = NOTE.format(
+    solved = median.where(median == "-", median + " (" + best + ")")
+    text = PAGE.read_text("utf-8").format(
+        table=matrix(solved + ", " + texts["learned"]),
         trained=", ".join(f"{task} {length}" for task, length in trained.items()),
         every=matrix(cells["solved"].map("{:g}".format) + cells["runs"].map(" ({})".format)),
         runs=most,
         p=fisher_exact([[most, 0], [0, most]]).pvalue,
     )
-    solved = median.where(median == "-", median + " (" + best + ")")
-    text = matrix(solved + ", " + texts["learned"])
-    text += f"\n\n{note}{predicted(cells['lengths'], predictions)}"
+    text = text.rstrip("\n") + predicted(cells["lengths"], predictions)
     write_runs(out, runs)
     write_text(out / "suite.md", text + missing_note(missing) + "\n")
     write_text(out / "suite.csv", texts.to_csv(lineterminator="\n"))
