@@ -22,17 +22,7 @@ from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.validation import encodable
 
-# Of the table, in the paper's order and naming.
 PAPER = Path(__file__).with_name("paper.csv")
-COLUMNS = {
-    "qasper": "Qasper F1",
-    "contract_nli": "ContractNLI EM",
-    "narrative_qa": "NarrativeQA F1",
-    "quality": "QuALITY EM",
-    "qmsum": "QMSum Rgm",
-    "summ_screen_fd": "SummScreen Rgm",
-    "gov_report": "GovReport Rgm",
-}
 NOTE = """\
 Percent. Rgm: geometric mean of rouge1, rouge2 and rougeL. Avg: mean of the seven tasks, if all are
 there. Rows from arXiv 2501.00712 are the paper's, on validation sets; their Avg is computed."""
@@ -134,21 +124,24 @@ def page(table: pd.DataFrame) -> str:
 
 
 def table(reports: dict[str, dict[str, dict[str, Any]]], origin: str) -> pd.DataFrame:
-    """Returns scores in percent, a row per type; the paper's Table 1 (validation sets) follows.
-    `mean`, the benchmark's score, is missing where a task is."""
+    """Returns scores in percent, a row per type, tasks in the order of the paper, whose Table 1
+    (validation sets) follows. `mean`, the benchmark's score, is missing where a task is."""
+    paper = pd.read_csv(PAPER)
     ours = [
         {"encoding": kind, "from": origin}
         | {task: report.get("scrolls_score") for task, report in of_tasks.items()}
         for kind, of_tasks in sorted(reports.items())
     ]
-    rows = pd.concat([pd.DataFrame(ours), pd.read_csv(PAPER)], ignore_index=True)
-    rows["mean"] = rows.reindex(columns=[*COLUMNS]).mean(axis="columns", skipna=False)
-    return rows.reindex(columns=["encoding", *COLUMNS, "mean", "from"])
+    rows = pd.concat([pd.DataFrame(ours), paper], ignore_index=True)
+    tasks = [name for name in paper if name in BENCHMARK]
+    rows["mean"] = rows.reindex(columns=tasks).mean(axis="columns", skipna=False)
+    return rows.reindex(columns=["encoding", *tasks, "mean", "from"])
 
 
 def markdown(rows: pd.DataFrame) -> str:
     """With two decimals, as in the paper; "-" for what is not there."""
-    shown = rows.rename(columns=COLUMNS | {"mean": "Avg"}).map(
+    titles = {name: task.title for name, task in BENCHMARK.items()} | {"mean": "Avg"}
+    shown = rows.rename(columns=titles).map(
         lambda cell: cell if isinstance(cell, str) else "-" if pd.isna(cell) else f"{cell:.2f}"
     )
     return f"{markdown_table([shown.columns, *shown.to_numpy()])}\n\n{NOTE}"

@@ -1,6 +1,8 @@
 """The tasks of SCROLLS, and where their official files are."""
 
+import csv
 import re
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 SPLITS = ("train", "validation", "test")
@@ -18,6 +20,7 @@ class Task(NamedTuple):
     layout: Literal["document", "question", "choices"]
     metric: Literal["exact_match", "f1", "rouge"]
     size: int = 0  # of its zip on the hub, approximately, in megabytes
+    title: str = ""  # in the paper's table
 
     @property
     def kind(self) -> Literal["answer", "summary"]:
@@ -33,17 +36,8 @@ class Task(NamedTuple):
         return found.end()
 
 
-BENCHMARK = {
-    task.name: task
-    for task in (
-        Task("gov_report", "document", "rouge", 316),
-        Task("summ_screen_fd", "document", "rouge", 51),
-        Task("qmsum", "question", "rouge", 28),
-        Task("narrative_qa", "question", "f1", 8000),
-        Task("qasper", "question", "f1", 20),
-        Task("quality", "choices", "exact_match", 20),
-        Task("contract_nli", "question", "exact_match", 5),
-    )
-}
+with Path(__file__).with_name("tasks.csv").open(encoding="utf-8", newline="") as _file:
+    _rows = [row | {"size": int(row["size"])} for row in csv.DictReader(_file)]
+BENCHMARK = {row["name"]: Task(**row) for row in _rows}
 SAMPLE = "sample"  # not part of SCROLLS: see scrolls.sample
 TASKS = BENCHMARK | {SAMPLE: Task(SAMPLE, "question", "f1")}
