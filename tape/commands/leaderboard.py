@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
 
 from tape import parsers, provenance
@@ -49,7 +50,7 @@ class Source(NamedTuple):
     """Where rows come from."""
 
     evaluation: str  # of runs; ROUNDS of `tape speed`; MODELS without data
-    rows: tuple[str, ...]  # patterns of folder/run in docs/results
+    rows: Sequence[str]  # patterns of folder/run in docs/results
     command: str  # makes them for another encoding
     asked: Mapping[str, Any] = {}  # settings of the evaluation
 
@@ -94,32 +95,17 @@ def parameters(name: str) -> int:
     return fake_model(configuration(parsers.SHAPE, {"name": name}), "sdpa").num_parameters()
 
 
-MINE = "tape sweep sweep={} 'vary.position=[mine]'"
-SPEED = "tape speed --shape small --backends sdpa --methods rope tape --case"
-SCRIPT = 'TYPES="mine rope" bash script/{}.sh'
-# Without RoPE at another rate than TAPE's on bigrams, and without the authors' fault in addition.
-PAIRS = ("bigrams/bigrams_[afn]*", "bigrams/bigrams_low_*", "contextual/contextual_[rt]*")
-SUMS = ("addition/add_a[dl]*", "addition/add_fire*", "addition/add_[nrt]*", "addition/add_xpos*")
-STEPS = {"comparison": "train_step, training, sdpa, 256 tokens"}
-TOKENS = {"comparison": "decode, decoding, sdpa, 2,048 tokens"}
-
-LOCAL = {"data": "local (validation)"}
-TEXT = Source("perplexity", ("text/*", "text_more/*"), SCRIPT.format("compare"), LOCAL)
-BIGRAMS = Source("perplexity", PAIRS, MINE.format("bigrams"), {"data": "bigrams (validation)"})
-KEYS = Source("passkey", ("passkey/*",), MINE.format("passkey"))
-ADDITION = Source("arithmetic", SUMS, MINE.format("addition"))
-TRAINING = Source(ROUNDS, ("train_step/*",), f"{SPEED} train_step", STEPS)
-DECODING = Source(
-    ROUNDS, ("decode_all/*",), f"{SPEED} decode --work decoding --lengths 2048 --new 64", TOKENS
+FILE = Path(__file__).with_suffix(".yaml")
+TEXT, BIGRAMS, KEYS, ADDITION, TRAINING, DECODING, SHAPE = (  # in the order of the file
+    Source(**each) for each in yaml.safe_load(FILE.read_text("utf-8")).values()
 )
-SHAPE = Source(MODELS, (), "tape leaderboard")
-
 LANGUAGE, SYNTHETIC, COST = "Text, bigrams, pass keys, addition", "Synthetic tasks", "Cost"
 SUB, RATIO, SECONDS = operator.sub, operator.truediv, operator.attrgetter("seconds")
 
 
 def longest(task: str, trained: int) -> Column:
-    asked, command = {"task": task, "trained": trained}, f"TASKS={task} {SCRIPT.format('suite')}"
+    asked = {"task": task, "trained": trained}
+    command = f'TASKS={task} TYPES="mine rope" bash script/suite.sh'
     source = Source(FOLDER, ("tasks/*",), command, asked)
     value = lambda run: longest_solved(run.of(FOLDER))  # noqa: E731
     return Column(SYNTHETIC, f"{task} ({trained})", source, value, "median", "max", 0)
