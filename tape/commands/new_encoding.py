@@ -15,25 +15,7 @@ ROOT = Path(__file__).parents[2]
 REGISTRY, BASE = "tape/positions/__init__.py", "tape/positions/base.py"
 LOOPS = "tests/references.py"
 LLAMA = "llama"  # among the methods of `tape speed`, that of transformers
-
-MODULE = '''"""CLASS: what it computes (authors and year, arXiv number)."""
-
-from tape.positions.base import PositionEncoding
-
-
-class CLASS(PositionEncoding):
-    """The formula: override `layer`, `biases` or `embed` (CONTRIBUTING.md)."""
-
-    scale: float = 1.0  # what it is
-'''
-YAML = """# What it computes (authors and year).
-name: NAME
-scale: 1.0 # what it is
-"""
-LOOP = """
-    if arguments["name"] == "NAME":
-        raise NotImplementedError("NAME: write its definition as a loop")
-"""
+TEMPLATES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
 def class_of(name: str) -> str:
@@ -73,11 +55,12 @@ def create(name: str) -> None:
     check(name)
     loops = (ROOT / LOOPS).read_text()
     end = loops.index("\n    return zero\n", loops.index("\ndef read_term("))
+    loop = "\n" + TEMPLATES["loop"].replace("NAME", name)
     files = {
-        f"tape/positions/{name}.py": MODULE.replace("CLASS", class_of(name)),
-        f"config/position/{name}.yaml": YAML.replace("NAME", name),
+        f"tape/positions/{name}.py": TEMPLATES["module"].replace("CLASS", class_of(name)),
+        f"config/position/{name}.yaml": TEMPLATES["settings"].replace("NAME", name),
         REGISTRY: registered((ROOT / REGISTRY).read_text(), name),
-        LOOPS: loops[:end] + LOOP.replace("NAME", name).rstrip() + loops[end:],
+        LOOPS: loops[:end] + loop.rstrip() + loops[end:],
     }
     for file, text in files.items():
         write_text(ROOT / file, text)
