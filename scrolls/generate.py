@@ -28,10 +28,8 @@ def plan(examples: Examples, rows: list[int], max_batch_tokens: int) -> list[Bat
     and room for answers. The longest come first: if memory runs out, it does so early."""
     budget = examples.prompts.budget
     if max_batch_tokens < budget.length:
-        raise ValueError(
-            f"max_batch_tokens={max_batch_tokens:,} must be at least {budget.length:,}, which one "
-            "prompt and its answer may take"
-        )
+        least = f"{budget.length:,}, which one prompt and its answer may take"
+        raise ValueError(f"max_batch_tokens={max_batch_tokens:,} must be at least {least}")
     size, room = max_batch_tokens // budget.length, budget.answer + 1
     prompts = {examples.ids[row]: examples.tokens("prompt", row) for row in rows}
     questions = [Question((id_,), text, None, len(text), room) for id_, text in prompts.items()]

@@ -75,10 +75,8 @@ class ScrollsTask(Task):
         self.prompts = Prompts(self.tokenizer, task, BUDGETS[data.budget][task.kind])
         length = self.prompts.budget.length
         if settings.length != length:
-            raise ValueError(
-                f"length={settings.length}: budget {data.budget} has {length} tokens; give "
-                f"budget={data.budget}, which sets both"
-            )
+            what = f"length={settings.length}: budget {data.budget} has {length} tokens"
+            raise ValueError(f"{what}; give budget={data.budget}, which sets both")
         cache = check_path("cache_dir", settings.cache_dir)
         folder = data.data_dir and Path(data.data_dir)
         train = tokenize_split(self.prompts, "train", folder, cache)

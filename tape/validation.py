@@ -37,10 +37,8 @@ def check_name(setting: str, name: object) -> str:
     """Returns a valid folder name, or raises a ValueError."""
     plain = isinstance(name, str | int) and not isinstance(name, bool)  # 7 is a valid name
     if not plain or not re.fullmatch(r"[\w+=-][\w.+=-]*", str(name), re.ASCII):
-        raise ValueError(
-            f"{setting}={name!r}: it must be a single folder name of letters, digits and ._-+=, "
-            "not beginning with a dot"
-        )
+        what = "a single folder name of letters, digits and ._-+=, not beginning with a dot"
+        raise ValueError(f"{setting}={name!r}: it must be {what}")
     return str(name)
 
 

@@ -28,10 +28,9 @@ def check(name: str) -> None:
         raise ValueError("new-encoding writes to a checkout of the repository; run it there")
     python = keyword.iskeyword(name) or keyword.iskeyword(class_of(name))
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", name) or python:
-        raise ValueError(
-            f"name '{name}' must be 1 to 30 lower-case letters, digits and _, with a letter first, "
-            "and no word of Python; choose another name"
-        )
+        letters = "lower-case letters, digits and _, with a letter first"
+        what = f"1 to 30 {letters}, and no word of Python"
+        raise ValueError(f"name '{name}' must be {what}; choose another name")
     used = (ROOT / REGISTRY).read_text() + (ROOT / BASE).read_text()
     files = (ROOT / f"tape/positions/{name}.py", ROOT / f"config/position/{name}.yaml")
     if yaml.safe_load(name) != name or name == LLAMA:

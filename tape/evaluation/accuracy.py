@@ -174,7 +174,6 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
     shares = table["unit"] == "share"
     possible = (table["n"] > 0) & (table["value"] >= 0) & ~(shares & (table["value"] > 1))
     if table.empty or not possible.all() or table.duplicated([*table.columns[:-3]]).any():
-        raise ValueError(
-            "it must have distinct rows with value >= 0, shares <= 1, and n > 0; evaluate again"
-        )
+        what = "distinct rows with value >= 0, shares <= 1, and n > 0"
+        raise ValueError(f"it must have {what}; evaluate again")
     return table

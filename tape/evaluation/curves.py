@@ -107,10 +107,8 @@ def read_evaluation(folder: Path) -> Evaluation:
     about = [column for column in ABOUT if column != "length"]
     differing = [name for name in about if len(rows) and rows[name].nunique() > 1]
     if rows.empty or differing:
-        raise ValueError(
-            f"{path} does not hold one measurement of one model "
-            f"({', '.join(differing) or 'no row at all'}): remove it and measure again"
-        )
+        what = f"one measurement of one model ({', '.join(differing) or 'no row at all'})"
+        raise ValueError(f"{path} does not hold {what}: remove it and measure again")
     bins = bins.merge(rows[about].drop_duplicates()) if len(bins) else bins
     if bins.empty:
         where = position_table(path)

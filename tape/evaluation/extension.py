@@ -32,10 +32,9 @@ def extended(given: argparse.Namespace, folder: Path) -> dict[str, Any] | None:
         name, rope = config.position["name"], config.rope_parameters or {}
         kind, share = rope.get("rope_type"), rope.get("partial_rotary_factor")
         if name not in SCALED or kind != "default" or share not in (None, 1.0):
-            raise ValueError(
-                f"--extend {given.extend} on a model with position {name!r} and rope_type={kind!r}"
-                f": allowed: {' and '.join(SCALED)} without a schedule"
-            )
+            what = f"a model with position {name!r} and rope_type={kind!r}"
+            allowed = f"{' and '.join(SCALED)} without a schedule"
+            raise ValueError(f"--extend {given.extend} on {what}: allowed: {allowed}")
         factor = 4.0 if given.factor is None else given.factor
         position = {"name": name, "scaling": {"rope_type": given.extend, "factor": factor}}
     read_config(folder, position)  # refused before anything else happens

@@ -116,10 +116,8 @@ def join(results: Path) -> tuple[Header, Rows]:
         rows = {row["batch"]: row for row in answered} | rows
     if missing := {*range(first["batches"])} - rows.keys():
         where = sorted({str(owners.get(number, "a shard not started")) for number in missing})
-        raise Incomplete(
-            f"{len(missing)} of {first['batches']} batches are missing: run the evaluation of "
-            f"{', '.join(where)} to its end"
-        )
+        what = f"{len(missing)} of {first['batches']} batches are missing"
+        raise Incomplete(f"{what}: run the evaluation of {', '.join(where)} to its end")
     first.pop("shard")
     return first, [rows[number] for number in sorted(rows)]
 

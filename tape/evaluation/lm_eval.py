@@ -87,10 +87,9 @@ class Harness(HFLM):
 
     def _check(self, needed: int) -> None:
         if needed > self.max_length:
-            raise ValueError(
-                f"a prompt and its answer have {needed:,} tokens, more than --max_length "
-                f"{self.max_length:,}: raise it, or give fewer examples (--num_fewshot)"
-            )
+            most = f"{self.max_length:,}: raise it, or give fewer examples (--num_fewshot)"
+            what = f"a prompt and its answer have {needed:,} tokens"
+            raise ValueError(f"{what}, more than --max_length {most}")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -29,11 +29,9 @@ def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
     """Returns the losses of a batch by position in the window."""
     losses = scoring.losses(model, text.tokens, batch)
     if not np.isfinite(losses).all():
-        raise ValueError(
-            f"the model has losses that are not finite in windows of {batch.length:,}: its "
-            f"weights are damaged, the dtype is too narrow for them, or the encoding is undefined "
-            f"at this length"
-        )
+        what = f"the model has losses that are not finite in windows of {batch.length:,}"
+        why = "the dtype is too narrow for them, or the encoding is undefined at this length"
+        raise ValueError(f"{what}: its weights are damaged, {why}")
     positions = np.concatenate([window.positions for window in batch.windows])
     return {"length": batch.length, "bins": binned(positions, losses)}
 

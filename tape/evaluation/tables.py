@@ -59,10 +59,9 @@ def read_table(
         found = tuple(reader.fieldnames or ())
         rows = list(reader)
     if found != columns:
-        raise ValueError(
-            f"{path} is not a table of this kind: its columns are {', '.join(found) or 'none'} "
-            f"instead of {', '.join(columns)}; remove it, or create it again"
-        )
+        what = f"its columns are {', '.join(found) or 'none'} instead of {', '.join(columns)}"
+        kind = f"{path} is not a table of this kind"
+        raise ValueError(f"{kind}: {what}; remove it, or create it again")
     numbers = dict.fromkeys(whole, r"[1-9]\d{0,14}") | dict.fromkeys(real, NUMBER)
     for n, row in enumerate(rows, start=2):
         where = f"{path}, line {n}"

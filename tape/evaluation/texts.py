@@ -95,9 +95,8 @@ def check_ids(path: Path) -> None:
         hint = suggestion(str(path), CORPORA)
         raise ValueError(f"--data {path} is neither a file nor a corpus{hint}")
     if path.suffix in OF_TEXT:
-        raise ValueError(
-            f"--data {path} holds text, not token ids: give --data text --files {path}"
-        )
+        what = f"--data {path} holds text, not token ids"
+        raise ValueError(f"{what}: give --data text --files {path}")
     if (size := path.stat().st_size) % 2 or not size:
         raise ValueError(f"{path} has {size:,} bytes: it must hold token ids as uint16")
 
@@ -140,10 +139,9 @@ def check_split(corpus: TextCorpus, model: Path) -> None:
     by_hash = own.parts is None and not (own.is_lone or corpus.is_lone)
     alike = (trained, own.rule) == (asked, corpus.rule)
     if trained & asked and not (alike or (by_hash and corpus.highest <= own.highest)):
-        raise ValueError(
-            f"--files: {model} was trained on {min(trained & asked)}, split otherwise for "
-            "validation; give --data run, or --whole to score what it was trained on, too"
-        )
+        what = f"{model} was trained on {min(trained & asked)}, split otherwise for validation"
+        remedy = "give --data run, or --whole to score what it was trained on, too"
+        raise ValueError(f"--files: {what}; {remedy}")
 
 
 def trained_on(folder: Path) -> Corpus:
@@ -163,8 +161,7 @@ def trained_on(folder: Path) -> Corpus:
     with reading(path):
         before = recorded["tokens"]["validation"]
     if token_fingerprint(corpus, "validation", load_tokenizer(str(folder))) != before:
-        raise ValueError(
-            f"--data run: {corpus.name} or the tokenizer has changed since {folder} was trained: "
-            "restore it, or give another text, as in --data text --files x"
-        )
+        what = f"{corpus.name} or the tokenizer has changed since {folder} was trained"
+        remedy = "restore it, or give another text, as in --data text --files x"
+        raise ValueError(f"--data run: {what}: {remedy}")
     return corpus

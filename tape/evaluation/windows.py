@@ -87,10 +87,8 @@ def windows_of(convention: str, tokens: int, length: int, stride: int) -> list[W
     a ValueError for a text that is too short."""
     windows = CONVENTIONS[convention](tokens, length, stride) if tokens >= length else []
     if not windows:
-        raise ValueError(
-            f"{tokens:,} tokens of text have no window of {length:,} that convention "
-            f"{convention!r} scores; give more text, or smaller lengths"
-        )
+        what = f"{tokens:,} tokens of text have no window of {length:,} that convention"
+        raise ValueError(f"{what} {convention!r} scores; give more text, or smaller lengths")
     return windows
 
 

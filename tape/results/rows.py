@@ -142,18 +142,14 @@ def groups_of(
         for run in asked[1:]:
             both = ({key: of.asked[kind].get(key) for key in keys} for of in (asked[0], run))
             if changes := differences(*both):
-                raise ValueError(
-                    f"{asked[0].folder} and {run.folder} were evaluated with different settings: "
-                    f"{'; '.join(changes)}"
-                )
+                what = f"{asked[0].folder} and {run.folder} were evaluated with different settings"
+                raise ValueError(f"{what}: {'; '.join(changes)}")
         check_given(asked, across, within)
         groups[kind] = found = {}
         for label, group in grouped(asked, within):
             if label in found:
-                raise ValueError(
-                    f"{found[label][0].folder} and {group[0].folder} are both {label} and were "
-                    "trained with different settings: give only one of them"
-                )
+                both = f"{found[label][0].folder} and {group[0].folder} are both {label} and were"
+                raise ValueError(f"{both} trained with different settings: give only one of them")
             found[label] = group
     return groups
 
@@ -217,10 +213,8 @@ def check_given(
         for run in methods:
             own = run.seed == base.seed or not several
             if own and not str(run.settings.get(WEIGHTS)).startswith(weights):
-                raise ValueError(
-                    f"{run.folder} was adapted from other weights than those evaluated in "
-                    f"{base.folder}: give its own base"
-                )
+                what = f"{run.folder} was adapted from other weights than those evaluated"
+                raise ValueError(f"{what} in {base.folder}: give its own base")
 
 
 def by_settings(runs: Sequence[Run], within: Sequence[str]) -> list[tuple[Settings, list[Run]]]:

@@ -132,9 +132,8 @@ def locked(folder: Path) -> Iterator[None]:
             # POSIX locks belong to one process: data-loader workers that outlive it hold none.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
-            raise ValueError(
-                f"another process is using {folder}; wait for it, or choose another name=..."
-            ) from error
+            what = f"another process is using {folder}"
+            raise ValueError(f"{what}; wait for it, or choose another name=...") from error
         except OSError as error:
             what = f"cannot be locked on this file system ({error.strerror})"
             raise ValueError(f"{folder} {what}; choose another output_dir=...") from error
@@ -159,9 +158,8 @@ def folder_for_results(model: Path) -> Path:
         return model
     found = Path("output", model_folder.name)
     if found.resolve() != model_folder and (found / "config.json").exists():
-        raise ValueError(
-            f"results of {model} belong in {found}, the folder of another model; rename one of them"
-        )
+        what = f"results of {model} belong in {found}, the folder of another model"
+        raise ValueError(f"{what}; rename one of them")
     return found
 
 

@@ -67,9 +67,8 @@ def metric_rows(folder: Path, last: int) -> list[dict[str, Any]]:
     logged = [row for row in read_metrics(path) if row["step"] <= last]
     losses = [row for row in logged if "loss" in row]
     if path.exists() and not losses:
-        raise ValueError(
-            f"{path} contains no training loss: trainer.logging_steps must be <= trainer.max_steps"
-        )
+        what = f"{path} contains no training loss"
+        raise ValueError(f"{what}: trainer.logging_steps must be <= trainer.max_steps")
     rows = []
     with reading(path):
         for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):

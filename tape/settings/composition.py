@@ -116,10 +116,8 @@ def check_rates_are_read(words: list[str], name: str) -> None:
     found = OmegaConf.to_container(composed(unswept(given.values()), name))
     rate, refused = found["trainer"]["learning_rate"], given["rates"].input_line
     if "learning_rates" in found and "learning_rates" not in str(rate):
-        raise ValueError(
-            f"{refused}: this experiment has one learning rate for all encodings, {rate}; omit it, "
-            "or give trainer.learning_rate"
-        )
+        what = f"{refused}: this experiment has one learning rate for all encodings, {rate}"
+        raise ValueError(f"{what}; omit it, or give trainer.learning_rate")
 
 
 def help_of(words: list[str], name: str) -> str:

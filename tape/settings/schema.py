@@ -137,10 +137,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     check_trainer(settings["trainer"])
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:
-        raise ValueError(
-            f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}: give fewer, or "
-            "a fraction such as trainer.warmup_steps=0.05"
-        )
+        what = f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}"
+        raise ValueError(f"{what}: give fewer, or a fraction such as trainer.warmup_steps=0.05")
 
 
 @cache

@@ -43,10 +43,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     batches = questions.plan(tokenizer, **batching)
     needed, new = max((batch.length, batch.new_tokens) for batch in batches)
     if given.context_size is not None and needed > given.context_size:
-        raise ValueError(
-            f"context_size={given.context_size} is shorter than the longest prompt and its answer, "
-            f"{needed - new} + {new} tokens: raise it, or lower {questions.LIMIT}"
-        )
+        what = f"the longest prompt and its answer, {needed - new} + {new} tokens"
+        shorter = f"context_size={given.context_size} is shorter than {what}"
+        raise ValueError(f"{shorter}: raise it, or lower {questions.LIMIT}")
     questions.check(model, batches)
     header = identified(folder, model) | questions.settings() | batching
     header |= {"wrong": given.wrong, "batches": len(batches)}

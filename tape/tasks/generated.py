@@ -142,10 +142,8 @@ class GeneratedTask(Task):
     ):
         unit = self.unit
         if not isinstance(source, self.kind):
-            raise ValueError(
-                f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
-                f"another data=..., or another experiment=..."
-            )
+            what = f"data makes {type(source).__name__}: this task needs {self.kind.__name__}"
+            raise ValueError(f"{what}; choose another data=..., or another experiment=...")
         given, n = settings.length, source.length
         if given != n:
             raise ValueError(f"length={given}: these {unit} have {n} tokens; give length={n}")

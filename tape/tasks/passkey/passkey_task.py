@@ -168,10 +168,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     if unknown is not None and unknown in ids:
         raise ValueError(f"the model's tokenizer has {tokenizer.unk_token} for parts of a prompt")
     if ids[-1] == tokenizer.eos_token_id:
-        raise ValueError(
-            "the model's tokenizer ends every text with EOS, but a prompt must be continued: set "
-            "add_eos_token to false in its tokenizer_config.json"
-        )
+        what = "the model's tokenizer ends every text with EOS, but a prompt must be continued"
+        raise ValueError(f"{what}: set add_eos_token to false in its tokenizer_config.json")
 
 
 class PasskeyTask(GeneratedTask):

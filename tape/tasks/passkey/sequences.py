@@ -149,10 +149,8 @@ class Draft:
         prompt = self.prompt(self.stretches(units))
         bare = found = count(prompt.text)
         if bare > tokens:
-            raise ValueError(
-                f"a prompt of {tokens} tokens has no room for its description, pass keys and "
-                f"question, which take {bare}: ask for longer prompts"
-            )
+            what = f"no room for its description, pass keys and question, which take {bare}"
+            raise ValueError(f"a prompt of {tokens} tokens has {what}: ask for longer prompts")
         for _ in range(MAX_ESTIMATES):
             if found == tokens:
                 return prompt
@@ -176,10 +174,8 @@ def original_prompt(tokens: int, seed: int) -> Prompt:
     random numbers: 3.75 characters of garbage per token, rounded down to 1,024, at any depth."""
     characters = int(3.75 * tokens // 1024 * 1024)
     if not characters:
-        raise ValueError(
-            f"the original rule adds no garbage to prompts of {tokens} tokens: its unit is 1,024 "
-            "characters, i.e. at least 274 tokens"
-        )
+        what = f"the original rule adds no garbage to prompts of {tokens} tokens"
+        raise ValueError(f"{what}: its unit is 1,024 characters, i.e. at least 274 tokens")
     rng, text = np.random.RandomState(seed), BENCHMARK
     before = rng.randint(0, characters)
     key = str(rng.randint(LOW, HIGH))
