@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from tape.files import reading, write_text
 from tape.model.checkpoint import load
@@ -33,8 +32,8 @@ OF_THE_RUN = re.compile(
     r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)",
     re.IGNORECASE,  # as the file systems of some machines
 )
-Load = Callable[[Path], tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]]
-Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
+Load = Callable[[Path], tuple[TapeForCausalLM, Any]]
+Answer = Callable[[TapeForCausalLM, Any, Any], Any]  # of the model, what is beside it, and a batch
 Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
 Header = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -166,7 +165,7 @@ def complete_shard(
 def answering(
     folder: Path,
     model: TapeForCausalLM,
-    tokenizer: PreTrainedTokenizerBase | None,
+    beside: Any,
     answer: Answer,
     processes: int | None,
     load: Load = load,
@@ -174,6 +173,7 @@ def answering(
     """Returns a function that answers batches with the model from `folder`.
 
     Args:
+        beside: what `answer` takes beside the model, such as the tokenizer that `load` returns.
         answer, load: functions of a module, or partials of one; other processes call them.
         processes: 1 for this process; None for one per thread of torch, on a GPU this process: a
             small model's operations on a CPU are too short for threads to share.
@@ -182,7 +182,7 @@ def answering(
         processes = torch.get_num_threads() if model.device.type == "cpu" else 1
     if processes > 1:
         return partial(_side_by_side, processes, (folder, answer, load))
-    return lambda batches: ((n, answer(model, tokenizer, x)) for n, x in batches.items())
+    return lambda batches: ((n, answer(model, beside, x)) for n, x in batches.items())
 
 
 def _side_by_side(
@@ -217,5 +217,5 @@ def _end_with_parent() -> None:
 
 
 def _answer(batch: Any) -> Any:
-    answer, model, tokenizer = _work
-    return answer(model, tokenizer, batch)
+    answer, model, beside = _work
+    return answer(model, beside, batch)

@@ -16,7 +16,7 @@ from tape.evaluation import scoring
 from tape.evaluation.curves import Binned, binned, figure_of, read_curves, write
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import write_figure
-from tape.evaluation.journal import Incomplete, Shard, complete_shard, join
+from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.texts import Text, open_text
 from tape.evaluation.windows import Batch, batches_of, strides_of, windows_of
@@ -80,14 +80,8 @@ def run(arguments: argparse.Namespace) -> str:
     digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
     results = out.with_suffix("") / f"{convention}-{digest}"
     print(f"{folder}: shard {shard} of {text.name}, {text.length:,} tokens, {convention}")
-    complete_shard(
-        results,
-        shard,
-        header,
-        batches,
-        lambda missing: ((n, answer(model, text, batch)) for n, batch in missing.items()),
-        lambda batch, found: found,
-    )
+    answered = answering(folder, model, text, answer, processes=1)
+    complete_shard(results, shard, header, batches, answered, lambda batch, found: found)
     return publish(arguments, header, text.name, results)
 
 

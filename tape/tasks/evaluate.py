@@ -59,14 +59,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     if OF_THE_RUN.fullmatch(results.name) or (results.exists() and not results.is_dir()):
         taken = f"--name={results.name!r} is used by {results.parent} itself"
         raise ValueError(f"{taken}; choose another")
-    complete_shard(
-        results,
-        shard,
-        header,
-        batches,
-        answering(folder, model, tokenizer, questions.answers, given.processes, from_folder),
-        partial(task.results.record, keep=given.wrong),
-    )
+    answered = answering(folder, model, tokenizer, questions.answers, given.processes, from_folder)
+    record = partial(task.results.record, keep=given.wrong)
+    complete_shard(results, shard, header, batches, answered, record)
     try:
         evaluation = task.results.write(results, *join(results))
     except Incomplete as missing:
