@@ -119,15 +119,8 @@ def greedy(
     padded = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = padded(rows).to(model.device)
     mask = padded([torch.ones_like(row) for row in rows]).to(model.device)
+    how = {"do_sample": False, "eos_token_id": end, "pad_token_id": end, "use_cache": True}
     with model.evaluation_length(length), plain_generation(model):
-        output = model.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            eos_token_id=end,
-            pad_token_id=end,
-            use_cache=True,
-        )
+        output = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **how)
     written = output[:, ids.shape[1] :].tolist()
     return [row[: row.index(end) + 1] if end in row else row for row in written]

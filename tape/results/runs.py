@@ -217,16 +217,10 @@ def read_saved(folder: Path) -> list[Run]:
     """Reads what `write_runs` wrote; raises a ValueError if it is damaged."""
     content, path = read_object(folder / SETTINGS), folder / RESULTS
     with reading(folder / SETTINGS):
-        runs = {
-            name: Run(
-                folder / name,
-                x["seed"],
-                content["common"] | x["settings"],
-                dict(x["asked"]),
-                origin=x.get("origin", []),
-            )
-            for name, x in content["runs"].items()
-        }
+        runs = {}
+        for name, x in content["runs"].items():
+            told = folder / name, x["seed"], content["common"] | x["settings"], dict(x["asked"])
+            runs[name] = Run(*told, origin=x.get("origin", []))
     if not path.read_bytes().endswith(b"\n"):
         raise ValueError(f"{path} ends in the middle of a line: create it again")
     with reading(path):
