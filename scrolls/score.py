@@ -26,6 +26,7 @@ PAPER = Path(__file__).with_name("paper.csv")
 NOTE = """\
 Percent. Rgm: geometric mean of rouge1, rouge2 and rougeL. Avg: mean of the seven tasks, if all are
 there. Rows from arXiv 2501.00712 are the paper's, on validation sets; their Avg is computed."""
+Reports = dict[str, dict[str, Any]]
 
 
 def read_questions(
@@ -73,9 +74,7 @@ def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, 
     return {id_: found[id_] for id_ in ids}, {}
 
 
-def evaluate_task(
-    name: str, files: dict[str, Path], given: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
+def evaluate_task(name: str, files: dict[str, Path], given: argparse.Namespace) -> Reports:
     """Verifies files of predictions for a task, by type, scores them unless they are only verified,
     and writes <TYPE>/<task>_metrics.json, the results or the errors, <task>_scores.md and
     <task>_answers.html. A file without a type has its results in the folder itself alone. Errors in
@@ -123,7 +122,7 @@ def page(table: pd.DataFrame) -> str:
     return f'<meta charset="utf-8">\n{style}\n{html}\n'
 
 
-def table(reports: dict[str, dict[str, dict[str, Any]]], origin: str) -> pd.DataFrame:
+def table(reports: dict[str, Reports], origin: str) -> pd.DataFrame:
     """Returns scores in percent, a row per type, tasks in the order of the paper, whose Table 1
     (validation sets) follows. `mean`, the benchmark's score, is missing where a task is."""
     paper = pd.read_csv(PAPER)
@@ -147,7 +146,7 @@ def markdown(rows: pd.DataFrame) -> str:
     return f"{markdown_table([shown.columns, *shown.to_numpy()])}\n\n{NOTE}"
 
 
-def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
+def evaluate(given: argparse.Namespace) -> dict[str, Reports]:
     """Evaluates the predictions of one task, or of all, whose folders <task> are in that of the
     predictions; then writes table.md and table.csv as well. Returns the reports by type and task.
     """

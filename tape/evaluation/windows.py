@@ -4,7 +4,6 @@ A window is read at once, without a cache of the text before it. The conventions
 their windows and in the scored tokens, and so in their perplexities.
 """
 
-from collections.abc import Collection
 from itertools import groupby
 from typing import NamedTuple
 
@@ -57,9 +56,7 @@ def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
 CONVENTIONS = {"sliding": sliding, "paper": paper, "longlora": longlora, "disjoint": disjoint}
 
 
-def strides_of(
-    convention: str, lengths: Collection[int], stride: int | None = None
-) -> dict[int, int]:
+def strides_of(convention: str, lengths: list[int], stride: int | None = None) -> dict[int, int]:
     """Returns the stride by window length: as given, or the length for `disjoint`, STRIDE for the
     others; for `sliding`, half of the shortest length if that is STRIDE or less. Raises a
     ValueError for a stride that the convention does not allow."""

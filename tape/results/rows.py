@@ -34,6 +34,7 @@ FREE = ("length", "eval_length", "seed")  # arguments of encodings that follow f
 METHOD, WEIGHTS = "peft.name", "base_weights"
 BASE = "not extended"
 Settings = dict[str, Any]
+Patterns = Sequence[str]  # as those of file names
 # Runs by their evaluation and the label of their row.
 Groups = dict[str, dict[str, list[Run]]]
 
@@ -67,9 +68,9 @@ class Comparison:
 def read(
     folders: Sequence[Path],
     name: str | None = None,
-    across: Sequence[str] = (),
-    only: Sequence[str] = ("*",),
-    within: Sequence[str] = (),
+    across: Patterns = (),
+    only: Patterns = ("*",),
+    within: Patterns = (),
 ) -> Comparison:
     """Groups runs into rows; raises a ValueError if no run can be read, or they cannot be compared.
 
@@ -124,9 +125,7 @@ def _ranked(groups: Groups, rows: dict[str, pd.DataFrame]) -> list[str]:
     return sorted(order, key=order.__getitem__)
 
 
-def groups_of(
-    runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
-) -> Groups:
+def groups_of(runs: Sequence[Run], across: Patterns = (), within: Patterns = ()) -> Groups:
     """Groups runs into rows, in the order of the runs. Evaluations may have runs of their own.
     Raises a ValueError if runs were asked or given something else, or one occurs twice.
 
@@ -176,24 +175,22 @@ def kind_of(runs: Iterable[Run]) -> str:
     return "method" if any(METHOD in run.settings for run in runs) else "encoding"
 
 
-def _matches(key: str, patterns: Sequence[str]) -> bool:
+def _matches(key: str, patterns: Patterns) -> bool:
     return any(fnmatchcase(key, each) for each in patterns)
 
 
-def _without(settings: Settings, patterns: Sequence[str]) -> Settings:
+def _without(settings: Settings, patterns: Patterns) -> Settings:
     return {key: value for key, value in settings.items() if not _matches(key, patterns)}
 
 
-def check_given(
-    runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
-) -> None:
+def check_given(runs: Sequence[Run], across: Patterns = (), within: Patterns = ()) -> None:
     """Raises a ValueError unless runs had one budget, and methods adapted one base, or one per seed
     if their weights may differ within a row: runs of one seed are equal in what is `within`."""
     methods = [run for run in runs if METHOD in run.settings]
     bases = [run for run in runs if METHOD not in run.settings] if methods else []
     free = METHOD_SETTINGS if methods else ENCODING_SETTINGS
 
-    def given(run: Run, varied: Sequence[str]) -> Settings:
+    def given(run: Run, varied: Patterns) -> Settings:
         told = _without(run.settings, (*across, *varied))
         return {key: value for key, value in told.items() if not re.fullmatch(free, key)}
 
@@ -217,7 +214,7 @@ def check_given(
                 raise ValueError(f"{what} in {base.folder}: give its own base")
 
 
-def by_settings(runs: Sequence[Run], within: Sequence[str]) -> list[tuple[Settings, list[Run]]]:
+def by_settings(runs: Sequence[Run], within: Patterns) -> list[tuple[Settings, list[Run]]]:
     """Returns settings, and the runs that have these but for those `within` and the seed."""
     groups: list[tuple[Settings, list[Run]]] = []
     for run in runs:
@@ -229,7 +226,7 @@ def by_settings(runs: Sequence[Run], within: Sequence[str]) -> list[tuple[Settin
     return groups
 
 
-def grouped(runs: Sequence[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
+def grouped(runs: Sequence[Run], within: Patterns = ()) -> list[tuple[str, list[Run]]]:
     """Returns labels and runs with the same settings but those `within`, in the order of seeds;
     raises a ValueError if two runs of a label have one seed."""
     groups = by_settings(runs, within)

@@ -22,6 +22,7 @@ from tape.settings.groups import CONFIG, PACKAGE, options
 from tape.validation import look_up
 
 CODE = [PACKAGE / part for part in ("attention", "model", "positions")]
+Sweep = Mapping[str, Any]  # its settings, completed by `sweep_of`
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
 OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
 
@@ -127,9 +128,7 @@ def check_settings(settings: Iterable[str], own: set[str]) -> None:
             raise ValueError(f"{setting} is set by the sweep; give name=, seeds= or vary.")
 
 
-def runs_of(
-    cfg: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
-) -> list[Run]:
+def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[Run]:
     """Returns the runs, base models first. Each row is composed once; a ValueError is raised for
     rows with the same settings."""
     bases = {}
@@ -173,9 +172,7 @@ def row_of(values: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.+-]", "-", "_".join(parts))
 
 
-def run_of(
-    cfg: Mapping[str, Any], command: Sequence[str], found: DictConfig, row: str | None = None
-) -> Run:
+def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | None = None) -> Run:
     """Returns the run of a command and what it composes: without a row, of a base model. Commands
     evaluate it (`evaluate` of its settings, where null leaves one out)."""
     folder = Path(found.output_dir)
@@ -191,9 +188,7 @@ def run_of(
     return Run(row or folder.name, folder, log, tuple(commands), is_base=row is None)
 
 
-def comparison(
-    cfg: Mapping[str, Any], runs: Sequence[Run], failed: Sequence[Run] = ()
-) -> list[str]:
+def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> list[str]:
     """Returns the command that compares runs, if there is one. A baseline that is a row of the
     sweep stands for the first of its runs that did not fail, if any. Runs that failed are named in
     the comparison, but those with the results of an earlier time are left out."""

@@ -12,18 +12,17 @@ import socket
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
 
 from tqdm import tqdm
 
 from tape.files import write_text
 from tape.provenance import cores
 from tape.runs.folder import locked
-from tape.sweep.compose import Run, comparison
+from tape.sweep.compose import Run, Sweep, comparison
 
 # Of all commands; none starts a thread, which a fork would lose, or uses a GPU.
 LIBRARIES = ("torch", "transformers.models.llama.modeling_llama", "accelerate", "peft")
@@ -38,7 +37,7 @@ FORWARDED = {  # signal -> that for the runs
 }
 
 
-def perform(cfg: Mapping[str, Any], runs: Sequence[Run]) -> int:
+def perform(cfg: Sweep, runs: Sequence[Run]) -> int:
     """Trains and evaluates the runs that have not finished, and compares those that have.
 
     Returns:
@@ -55,7 +54,7 @@ def perform(cfg: Mapping[str, Any], runs: Sequence[Run]) -> int:
 class Engine:
     """One performance of a sweep."""
 
-    def __init__(self, cfg: Mapping[str, Any], runs: Sequence[Run]):
+    def __init__(self, cfg: Sweep, runs: Sequence[Run]):
         self.cfg, self.runs = cfg, runs
         self.left = [run for run in runs if not run.finished()]
         self.failed: list[Run] = []
