@@ -1,8 +1,10 @@
 """A comparison as tables of markdown."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
+from jinja2 import Environment, StrictUndefined
 
 from tape.evaluation.accuracy import effective_length
 from tape.evaluation.curves import MIN_WINDOWS
@@ -12,21 +14,9 @@ from tape.results.rows import RATE, Comparison, kind_of
 from tape.results.runs import missing_note, view_of
 from tape.statistics import differences, per_seed
 
-NOTE = "Mean and 95 % interval (Student) over seeds."
-FEWER = """\
-(n = ...): the mean of fewer runs than the row has; the others have no value, as they did not reach
-the criterion of their training."""
-EFFECTIVE = """\
-Effective length: the largest with at least 85 % of the accuracy at the shortest, however low that
-is; >= if it is the longest. Median over seeds, of two in the middle the smaller."""
-COMPARED = """\
-Δ is the difference to {}, mean and 95 % interval of the pairs of runs with the same seed; p is that
-of the t-test of the pairs, corrected for the rows of a measure (Holm), the exact p that of flipping
-their signs (uncorrected); the t-test detects what is in the last column with a power of 80 %."""
-NO_GAIN = f"""\
-No context gain: it needs a trained length of at least 16 tokens, and {MIN_WINDOWS} windows that
-score both its beginning and its last half (--convention paper or disjoint, and enough text)."""
-NOT_COMPARED = "No differences to {}: they need two rows with two seeds in common."
+TEXT = Path(__file__).with_name("table.md").read_text("utf-8")
+WITH_GAIN = {"method", "context gain, nats"}  # titles of tables that need no word about it
+PAGE = Environment(trim_blocks=True, undefined=StrictUndefined).from_string(TEXT)
 Cells = list[list[str]]
 
 
@@ -80,27 +70,25 @@ def _differences(column: Column, rows: pd.DataFrame, baseline: str) -> Cells:
 
 def markdown(found: Comparison, baseline: str | None = None) -> str:
     """Returns the tables and what they mean, and the folders that are not in them."""
-    tables, notes = tables_of(found, baseline), NOTE
-    if baseline is not None:
-        note = COMPARED if "Δ" in tables[-1][0] else NOT_COMPARED
-        notes += "\n" + note.format(baseline)
-    if any("effective length" in cells[0] for cells in tables):
-        notes += "\n" + EFFECTIVE
-    if any("(n = " in cell for cells in tables for line in cells for cell in line):
-        notes += "\n" + FEWER
-    shown = {title for cells in tables for title in cells[0]}
-    if "perplexity" in found.groups and shown.isdisjoint({"method", "context gain, nats"}):
-        notes += "\n" + NO_GAIN
-    text = "\n\n".join([*map(markdown_table, tables), notes + _own_rates(found)])
-    return text + missing_note(found.missing)
+    tables = tables_of(found, baseline)
+    titles = {title for cells in tables for title in cells[0]}
+    text = PAGE.render(
+        tables=[*map(markdown_table, tables)],
+        baseline=baseline,
+        compared="Δ" in titles,
+        effective="effective length" in titles,
+        fewer=any("(n = " in cell for cells in tables for line in cells for cell in line),
+        no_gain="perplexity" in found.groups and titles.isdisjoint(WITH_GAIN),
+        windows=MIN_WINDOWS,
+        rates=_own_rates(found),
+    )
+    return text.strip("\n") + missing_note(found.missing)
 
 
-def _own_rates(found: Comparison) -> str:
-    """A note of the learning rates that labels do not name, if rows have different ones."""
+def _own_rates(found: Comparison) -> list[str]:
+    """The learning rates that labels do not name, if rows have different ones."""
     first: dict[str, float | None] = {}
     for groups in found.groups.values():
         first = {label: runs[0].settings.get(RATE) for label, runs in groups.items()} | first
     unnamed = [f"{label} {first[label]}" for label in found.labels if RATE not in label]
-    if len({*first.values()}) == 1 or not unnamed:
-        return ""
-    return f"\nLearning rates: {', '.join(unnamed)}."
+    return unnamed if len({*first.values()}) > 1 else []
