@@ -18,14 +18,10 @@ from scipy.stats import binomtest, permutation_test, rankdata, t
 CONFIDENCE = 0.95
 
 
-def wilson(correct: int, total: int) -> tuple[float, float]:
-    """Returns the interval of a share (Wilson 1927), whose width is never 0."""
-    return tuple(map(float, binomtest(correct, total).proportion_ci(CONFIDENCE, "wilson")))
-
-
-def clopper_pearson(correct: int, total: int) -> tuple[float, float]:
-    """Returns the exact interval of a share (Clopper and Pearson 1934)."""
-    return tuple(map(float, binomtest(correct, total).proportion_ci(CONFIDENCE)))
+def of_share(correct: int, total: int, method: str = "wilson") -> tuple[float, float]:
+    """Returns the interval of a share: by "wilson" (1927), whose width is never 0, or the "exact"
+    one of Clopper and Pearson (1934)."""
+    return tuple(map(float, binomtest(correct, total).proportion_ci(CONFIDENCE, method)))
 
 
 def student(values: Sequence[float]) -> float:

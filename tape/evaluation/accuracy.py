@@ -18,7 +18,7 @@ from tape.evaluation.questions import Answer, Batch
 from tape.evaluation.tables import median_length, read_table, write_rows
 from tape.evaluation.view import Asked, Evaluation, View, select
 from tape.files import read_object, reading, write_text
-from tape.statistics import weighted_mean, wilson
+from tape.statistics import of_share, weighted_mean
 
 SUMMARY = "summary.json"
 EFFECTIVE = 0.85  # of the accuracy at the shortest length
@@ -160,7 +160,7 @@ def share(rows: pd.DataFrame) -> dict[str, float] | None:
     correct, total = map(int, _counts(rows, "accuracy"))
     if not total:
         return None
-    low, high = wilson(correct, total)
+    low, high = of_share(correct, total)
     found = {"accuracy": correct / total, "low": low, "high": high}
     return found | {"correct": correct, "total": total}
 

@@ -16,7 +16,7 @@ from tape.evaluation.view import select
 from tape.files import write_text
 from tape.results.rows import FREE, check_alike, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, write_runs
-from tape.statistics import clopper_pearson, exchange_p, holm, table
+from tape.statistics import exchange_p, holm, of_share, table
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
@@ -75,7 +75,7 @@ def cells_of(rows: pd.DataFrame) -> pd.DataFrame:
 def texts_of(cells: pd.DataFrame) -> pd.DataFrame:
     """Returns the columns of suite.csv after `NAMES`, as text."""
     counts = [*zip(cells["learned"], cells["runs"], strict=True)]
-    intervals = [clopper_pearson(*each) for each in counts]
+    intervals = [of_share(*each, "exact") for each in counts]
     columns = {
         "learned": [f"{learned} of {runs}" for learned, runs in counts],
         "95 %": [f"{low:.2f} to {high:.2f}" for low, high in intervals],
