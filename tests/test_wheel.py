@@ -54,9 +54,13 @@ def test_commands_of_the_mission_run(tmp_path):
         assert "--" in tape(command, "--help")
 
 
-def test_every_package_is_listed():
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+def test_every_package_and_data_file_is_listed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     tops = ("tape", "arithmetic", "scrolls")
-    files = (path for top in tops for path in (ROOT / top).rglob("__init__.py"))
-    found = {".".join(path.parent.relative_to(ROOT).parts) for path in files}
-    assert {*listed} - {"tape.config"} == found
+    files = [path for top in tops for path in (ROOT / top).rglob("[!.]*") if path.is_file()]
+    code = [path for path in files if path.suffix == ".py"]
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in code}
+    assert {*listed["packages"]} - {"tape.config"} == found
+    data = {str(path.relative_to(ROOT)) for path in files if not path.suffix.startswith(".py")}
+    told = listed["package-data"].items()
+    assert data == {f"{top}/{file}" for top, names in told if top in tops for file in names}
