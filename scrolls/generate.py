@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import sys
+from pathlib import Path
 
 import transformers
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +19,7 @@ from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.folder import folder_for_results
+from tape.runs.folder import TRAINED, folder_for_results, read_configuration
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +96,11 @@ def generate(given: argparse.Namespace) -> None:
 
 
 def evaluate_run(given: argparse.Namespace) -> None:
-    """Generates the answers of a fine-tuned run to the validation set of its task, and scores them,
-    in the folder `scrolls` of the run."""
+    """Generates the answers of a fine-tuned run to the validation set of its task, of its own data
+    unless others are given, and scores them, in the folder `scrolls` of the run."""
     given.task = trained_for(given.model, "task")
+    own = read_configuration(given.model, TRAINED).get("data.data_dir")
+    given.data_dir = given.data_dir or (own and Path(own))
     given.metrics_output_dir = folder_for_results(given.model) / "scrolls"
     given.output = given.metrics_output_dir / f"{given.task}.json"
     generate(given)

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -111,7 +112,9 @@ class ScrollsTask(Task):
         summary = facts(folder, model) | trained_for
         summary |= {"metric": metric, "score": score, "questions": len(rows)}
         found = f"{metric} {score:.2f} on {len(rows)} validation questions, greedily."
-        more = f"tape scrolls-generate model={folder} task={task} output=answers.json"
+        more = f"tape scrolls-generate {quote(f'model={folder}')} task={task} output=answers.json"
+        if self.data.data_dir:
+            more += f" {quote(f'data_dir={self.data.data_dir}')}"
         text = f"# {folder.name}\n\n{headline(summary)}\n\n{task}, budget {budget}: {found}\n\n"
         text += f"All of them: {more}\n"
         publish(folder, summary, text)

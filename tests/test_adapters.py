@@ -21,7 +21,7 @@ from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
 from tape.model.adapters import Method, adapt, save_configuration, trainable, weights_of_encoding
-from tape.model.checkpoint import fingerprint, load_model
+from tape.model.checkpoint import fingerprint, identified, load_model
 from tape.training.build import adapt_model, adapted_config, identity
 
 WHOLE = ["adape", "ft", "norms", "drope"]  # saved as whole models
@@ -217,6 +217,40 @@ def test_frequencies_come_back(base, trained):
         assert found["original_max_position_embeddings"] == SHORT
 
 
+def test_an_evaluation_is_of_an_adapters_scale(trained, tmp_path):
+    folder = shutil.copytree(trained("lora"), tmp_path / "lora")
+    before, path = identified(folder, load_model(folder)), folder / "adapter_config.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"peft_version": "0"}))
+    assert identified(folder, load_model(folder)) == before
+    path.write_text(json.dumps(found | {"lora_alpha": 2 * found["lora_alpha"]}))
+    assert identified(folder, load_model(folder)) != before
+
+
+def test_an_adapter_is_merged_before_it_is_rounded(trained):
+    whole, rounded = load_model(trained("lora")), load_model(trained("lora"), torch.bfloat16)
+    expected = {name: weight.bfloat16() for name, weight in whole.named_parameters()}
+    torch.testing.assert_close(dict(rounded.named_parameters()), expected, atol=0, rtol=0)
+
+
+def test_pickled_weights_are_refused(base, tmp_path):
+    folder = shutil.copytree(base, tmp_path / "old")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    for read in (load_model, fingerprint, lambda x: adapted(x, "lora")):
+        refuses(r"old has its weights as pickles .*: load it in transformers", read, folder)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_a_schedule_without_a_length_is_of_the_bases_own(kind, base, tmp_path):
+    bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    schedule = {"rope_type": kind, "factor": 4.0, "rope_theta": THETA, **bounds}
+    folder = edited(base, tmp_path / "base", rope_parameters=schedule)
+    tokens, model = random_tokens(2, SHORT), LlamaForCausalLM.from_pretrained(folder)
+    for method in ("lora", "adape"):
+        found = adapted(folder, method)  # for another length
+        torch.testing.assert_close(found(tokens).logits, model(tokens).logits)
+
+
 def edited(source, folder, **fields):
     """A copy of a model, or the same, with other fields in its config.json."""
     path = (folder if folder == source else shutil.copytree(source, folder)) / "config.json"
@@ -224,13 +258,17 @@ def edited(source, folder, **fields):
     return folder
 
 
-def test_the_yarn_of_a_base_is_kept_and_other_schedules_are_refused(base, tmp_path):
+def test_the_yarn_of_a_base_goes_on_and_other_schedules_are_refused(base, tmp_path):
     yarn = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0}
     yarn |= {"original_max_position_embeddings": SHORT // 2, "rope_theta": THETA}
     folder = edited(base, tmp_path / "yarn", rope_parameters=yarn)
+    found = adapted(folder, "lora", "position=keep").config.rope_parameters
+    assert found | yarn == found
     for method in ("lora", "yarn"):
         found = adapted(folder, method, "position=yarn").config.rope_parameters
-        assert found | yarn == found
+        assert found | yarn | {"factor": 2 * LENGTH / SHORT} == found
+        found = adapted(folder, method, "position=yarn", f"length={SHORT}").config.rope_parameters
+        assert found | yarn == found  # it reaches as far
         message = r"base has YaRN with factor=2\.0.*position\.factor=null"
         refuses(message, adapted, folder, method, "position=yarn", "position.factor=3")
     adapted(base, "lora", "position=extended")  # which has a factor, too

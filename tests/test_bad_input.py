@@ -184,12 +184,14 @@ COMMAND_LINES = [
     ("rates=text", r"rates=text: this experiment has one learning rate"),
     ("trainer.optim_args=momentum=0.9", r"args=momentum=0\.9: .*; quote a value with ="),
     ("name=${nothing}", r"nothing"),
+    ("name=x ~position", r"position is missing: give position=NAME"),
+    ("~trainer.max_steps", r"trainer\.max_steps is missing: it must be an integer"),
 ]
 
 
 @pytest.mark.parametrize(("settings", "message"), COMMAND_LINES)
 def test_command_lines_of_a_run(settings, message, tmp_path):
-    outcome = run_command("train.py", "experiment=quick", settings, folder=tmp_path)
+    outcome = run_command("train.py", "experiment=quick", *settings.split(), folder=tmp_path)
     check_refusal(outcome, message, tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_kept_token_indices_are_not_exported():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "alibi"])
+@pytest.mark.parametrize("position", ["rope", "alibi", "tape", "fox", "selective", "grape_m"])
 def test_an_exported_model_takes_batches_of_other_sizes(position):
     model, (tokens, mask) = make_model(position), left_padded()
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")

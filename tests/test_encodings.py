@@ -15,12 +15,15 @@ from conftest import (
     refuses,
 )
 from every_encoding import CONTEXTUAL
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tape import TapeConfig, TapeForCausalLM
+from tape.positions import ENCODINGS
 from tape.positions.bias import alibi_slopes, t5_bucket
+from tape.positions.rotary import RoPE
 
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8}
@@ -126,6 +129,8 @@ def test_a_llama_whose_frequencies_an_encoding_cannot_have_is_refused(tmp_path, 
     message = r"position yarn on frequencies with rope_type='\w+'"
     if position == "rope":
         message = f"rope_type='{kind}': only schedules that are fixed"
+        if kind == "longrope":
+            message += ".* cached keys; its short_factor must be its long_factor$"
     with pytest.raises(ValueError, match=message):
         TapeForCausalLM.from_pretrained(llama_folder(tmp_path, rope), position=position)
 
@@ -245,6 +250,35 @@ WRONG_SCALINGS = {
     "must be a list of 4 numbers >= 1": LONGROPE
     | {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
 }
+
+
+class Careless(RoPE):
+    """Keeps tensors as it should not, and does not call RoPE's `reset_parameters`."""
+
+    keeps: str = "nothing"
+
+    def __init__(self, config, **arguments):
+        super().__init__(config, **arguments)
+        self.gain = nn.Parameter(torch.empty(()))
+        if self.keeps == "buffer":
+            self.register_buffer("scale", torch.ones(2), persistent=False)
+        elif self.keeps == "attribute":
+            self.scale = torch.ones(2)
+
+    def reset_parameters(self):
+        nn.init.ones_(self.gain)
+
+
+def test_tensors_that_a_loaded_model_would_lack_are_refused(monkeypatch, tmp_path):
+    """Apart from constants, which have their values in any case."""
+    monkeypatch.setitem(ENCODINGS, "rope", Careless)
+    for keeps in ("buffer", "attribute"):
+        message = "position rope: scale is neither saved nor a constant"
+        refuses(message, make_model, {"name": "rope", "keeps": keeps})
+    model, tokens = make_model("rope"), random_tokens(1, 9)
+    model.save_pretrained(tmp_path)
+    again = TapeForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(tokens).logits, model(tokens).logits)
 
 
 def test_wrong_arguments_are_refused():

@@ -198,6 +198,7 @@ def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):
     path = folder / "config.json"  # these weights in another configuration
     path.write_text(path.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 10.0'))
     evaluate(folder, text_file)
+    assert table(folder / "perplexity.csv")[: len(rows)] == rows  # not replaced
     assert float(table(folder / "perplexity.csv")[-1]["nll"]) != float(rows[-1]["nll"])
 
 

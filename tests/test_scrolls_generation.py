@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -139,7 +140,9 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     # The same answers, and their scores, by the name of the run alone.
     with pytest.raises(ValueError, match=r"scrolls\.json names no task of a fine-tuning"):
         entry.evaluate_run(parsers.evaluate(["--model", str(base)]))
-    words = ["--max_batch_tokens=1000", f"--data_dir={data}", f"--cache_dir={data / 'cache'}"]
+    *_, command = (run / "report" / "report.md").read_text().splitlines()
+    assert shlex.split(command)[-1] == f"data_dir={data}"
+    words = ["--max_batch_tokens=1000", f"--cache_dir={data / 'cache'}"]  # of the run's own data
     for shard in ("1/2", "2/2"):
         assert not (run / "scrolls" / "qasper.json").exists()
         evaluate.main([str(run), "--task", "scrolls", *words, f"--shard={shard}"])

@@ -23,6 +23,7 @@ from tape.evaluation.windows import Batch, batches_of, strides_of, windows_of
 from tape.files import check_folder, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import TRAINED
 
 
 def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
@@ -88,11 +89,13 @@ def run(arguments: argparse.Namespace) -> str:
 def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, results: Path) -> str:
     """Adds the results of all shards to the tables, draws them, and returns them as a table."""
     _, rows = join(results)
-    convention, out = arguments.convention, arguments.out
+    convention, out, measured = arguments.convention, arguments.out, header["model"]
+    if not (arguments.model / TRAINED).is_file():  # a run's weights have one configuration
+        measured = hashlib.sha256(f"{measured} {header['config']}".encode()).hexdigest()
     about = {
         "model": arguments.model.resolve().name,
         "extend": extension(arguments),
-        "model_hash": header["model"][:16],
+        "model_hash": measured[:16],
         "data": text,
         "data_hash": header["text"][:16],
         "convention": convention,

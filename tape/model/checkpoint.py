@@ -29,7 +29,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CONFIG = "config.json"
 TRAINED = "trained.json"  # settings that made the saved weights, beside them
+OF_ADAPTER = "adapter_config.json"
 WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
+WITHOUT_EFFECT += ("adapter.base_model_name_or_path", "adapter.peft_version")
 PROBE = "It's 12345 of 6: don't  stop\n\n\tnow, Größe 漢字 ☃ x+=1"  # of all that tokenizers split
 SHA256 = 64  # digits; a revision on the hub has fewer
 
@@ -118,7 +120,7 @@ def load_model(
         config,
         new_encoding=adapted,  # the adapter has its weights
         replaces=adapted,
-        dtype=config.dtype if dtype is None else dtype,
+        dtype=torch.float32 if adapted else dtype or config.dtype,  # merging in others would round
         attn_implementation=attn_implementation,
         **where,
     )
@@ -127,7 +129,7 @@ def load_model(
             for weight in model.parameters():
                 weight.data = weight.bfloat16().to(weight.dtype)
         with reading(folder / ADAPTER):
-            model = merged(model, folder)
+            model = merged(model, folder).to(dtype)
     elif left:
         raise ValueError(
             f"{folder}: {len(left)} weights do not belong to the model in {CONFIG}, such as "
@@ -168,6 +170,7 @@ def with_weights(
     """
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} holds quantized weights; use the original model")
+    check_no_pickles(Path(source))
     # transformers' table of missing weights: they are expected, or an error.
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(no_report := lambda record: "LOAD REPORT" not in record.getMessage())
@@ -272,7 +275,17 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name for name in names]
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give that of a run that has finished")
+    check_no_pickles(folder)
     raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
+
+
+def check_no_pickles(folder: Path) -> None:
+    """Raises a ValueError if a folder's weights are in transformers' old format."""
+    if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} has its weights as pickles (pytorch_model*.bin), which are not read because "
+            "they may hold code: load it in transformers, and save_pretrained it"
+        )
 
 
 def fingerprint(folder: Path) -> str:
@@ -289,8 +302,10 @@ def fingerprint(folder: Path) -> str:
 
 def identified(folder: Path, model: TapeForCausalLM) -> dict[str, str]:
     """Returns hashes of what determines the results of the model from a folder: its weights,
-    configuration and code."""
+    configuration (and that of an adapter) and code."""
     settings = read_object(folder / CONFIG)
+    if (folder / ADAPTER).is_file():
+        settings |= {f"adapter.{key}": x for key, x in read_object(folder / OF_ADAPTER).items()}
     told = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
     content = json.dumps(told, sort_keys=True).encode()
     hashes = {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
-from tape.positions.schedules import kind_of, rope_of
+from tape.positions.schedules import OF_A_LENGTH, ORIGINAL, kind_of, rope_of
 from tape.validation import check_flag, check_integer, is_number, look_up, suggestion
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
@@ -161,9 +161,13 @@ class TapeConfig(LlamaConfig):
             known = {field.name for field in fields(LlamaConfig)} - {"architectures"} | ARGUMENTS
             config_dict = {name: config_dict[name] for name in config_dict.keys() & known}
             config_dict |= {"model_type": cls.model_type, "position": "rope"}
-            if kind_of(rope_of(config_dict)) == "default":  # transformers' Llama ignores it
-                for owner in (config_dict, rope_of(config_dict)):
+            rope = rope_of(config_dict)
+            if kind_of(rope) == "default":  # transformers' Llama ignores it
+                for owner in (config_dict, rope):
                     owner.pop("partial_rotary_factor", None)
+            elif kind_of(rope) in (*OF_A_LENGTH, "llama3") and ORIGINAL not in config_dict:
+                trained = config_dict.get(COUNTS[-1], LlamaConfig.max_position_embeddings)
+                rope.setdefault(ORIGINAL, trained)  # whatever length it is loaded with
         elif family != cls.model_type:
             raise ValueError(
                 f"{pretrained_model_name_or_path} is a checkpoint of model_type {family!r}; "

@@ -21,7 +21,7 @@ from tape.model.generation import TapeGenerationMixin
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
-from tape.positions.base import PositionModule
+from tape.positions.base import PositionEncoding, PositionModule
 
 
 class TapePreTrainedModel(PreTrainedModel):
@@ -76,6 +76,8 @@ class TapePreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PositionModule):
             module.reset_parameters()
+        if isinstance(module, PositionEncoding):
+            module.reset_constants()
 
     def evaluation_length(self, length: int) -> AbstractContextManager[None]:
         """Evaluates inputs of up to `length` tokens, generated ones included, inside this context:

@@ -131,6 +131,14 @@ def canonical(position: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def build(config: PretrainedConfig) -> PositionEncoding:
-    """Builds the encoding of a completed configuration."""
+    """Builds the encoding of a completed configuration. Raises a ValueError if it has tensors that
+    a model would lack after it is loaded."""
     arguments = dict(config.position)
-    return ENCODINGS[arguments.pop("name")](config, **arguments)
+    name = arguments.pop("name")
+    encoding = ENCODINGS[name](config, **arguments)
+    if lost := encoding.unregistered():
+        raise ValueError(
+            f"position {name}: {lost[0]} is neither saved nor a constant, so a loaded model would "
+            f"lack it; give it to register_constant"
+        )
+    return encoding

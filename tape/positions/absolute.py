@@ -73,7 +73,6 @@ class Learned(PositionEncoding):
         return len(self.table) if self.sampler.max_positions is None else self.sampler.max_positions
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()
         init.normal_(self.table, std=self.config.initializer_range)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:

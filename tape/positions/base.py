@@ -262,14 +262,20 @@ class PositionEncoding(PositionModule):
         self._constants[name] = value_on_cpu
         self.register_buffer(name, value_on_cpu.clone(), persistent=False)
 
-    def reset_parameters(self) -> None:
+    def unregistered(self) -> list[str]:
+        """Returns names of tensors that are neither saved nor constants."""
+        kept = self._non_persistent_buffers_set - self._constants.keys()
+        return sorted(kept | {name for name, x in vars(self).items() if isinstance(x, Tensor)})
+
+    def reset_constants(self) -> None:
+        """Gives constants their values, which a model that is loaded has not."""
         for name, value in self._constants.items():
             setattr(self, name, value.to(getattr(self, name).device, copy=True))
 
     def _apply(self, fn, recurse: bool = True):
         # `.to(bfloat16)` would round frequencies and slopes irreversibly.
         super()._apply(fn, recurse)
-        PositionEncoding.reset_parameters(self)
+        self.reset_constants()
         return self
 
     def forward(

@@ -52,7 +52,6 @@ class FoPE(RoPE):
         return arguments | {"length": length}
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()
         std = self.gain / math.sqrt(self.cosine.shape[-1])
         init.normal_(self.cosine, std=std)
         init.normal_(self.sine, std=std)

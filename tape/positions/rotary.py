@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch._C import _are_functorch_transforms_active  # what torch.autograd itself asks
 from torch.compiler import is_compiling
 from transformers import PretrainedConfig
 
@@ -32,8 +32,12 @@ def waves(phases: Tensor) -> Tensor:
 
 def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
     """Multiplies pairs (x_f, x_{f+F}) as complex numbers by e_f = (cosine, sine), (.., 2, F)."""
-    if x.requires_grad and not is_compiling():
+    if x.requires_grad and not (is_compiling() or _are_functorch_transforms_active()):
         return _ApplyRotary.apply(x, e)
+    return _plain(x, e)
+
+
+def _plain(x: Tensor, e: Tensor) -> Tensor:
     cosines, sines = factors(e)
     return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
 
@@ -69,9 +73,12 @@ class _ApplyRotary(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, e = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            inputs = [y for y, needed in zip((x, e), ctx.needs_input_grad, strict=True) if needed]
+            found = iter(torch.autograd.grad(_plain(x, e), inputs, grad, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         grad_x = _ApplyRotary.product(grad, e, out=torch.empty_like(x), sign=-1)
         if not ctx.needs_input_grad[1]:
             return grad_x, None

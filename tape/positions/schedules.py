@@ -110,10 +110,12 @@ def _check_schedule(scaling: Mapping[str, Any], D: int) -> None:
     rope_type, share = scaling["rope_type"], scaling.get("partial_rotary_factor")
     varies = scaling.get("short_factor") != scaling.get("long_factor")
     if rope_type not in [*REQUIRED] or (rope_type == "longrope" and varies):
+        allowed = suggestion(rope_type, REQUIRED)
+        if rope_type == "longrope":
+            allowed = "; its short_factor must be its long_factor"
         raise ValueError(
             f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
-            "are supported, because others would change cached "
-            f"keys{suggestion(rope_type, REQUIRED)}"
+            f"are supported, because others would change cached keys{allowed}"
         )
     factor, factors = scaling.get("factor"), scaling.get("long_factor")
     right = isinstance(factors, list | tuple) and len(factors) == D // 2

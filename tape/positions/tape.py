@@ -92,7 +92,7 @@ class TapeLayer(RotaryLayer):
 
     def next_state(self, e: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
         with without_autocast(mlp_out):
-            shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
+            shape = (mlp_out.shape[0], self.num_heads, *e.shape[2:])  # B, K, T, 2, F
             gates = None
             if self.feed_forward:
                 kind = self.gate.weight.dtype
@@ -120,7 +120,7 @@ class TapeLayer(RotaryLayer):
             average = attended_e.to(state.dtype).flatten(2)
             state = add_product(state, self.mix(state.dtype), average)
         if self.feed_forward:
-            up = torch.bmm(self.up(state.dtype).expand(len(state), -1, -1), state)
+            up = torch.bmm(self.up(state.dtype).expand(state.shape[0], -1, -1), state)
             state = add_product(state, self.down(state.dtype), gates.mT * up)
         return state
 
@@ -145,7 +145,7 @@ class TapeLayer(RotaryLayer):
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
     """Computes state (.., B T, M, N) + maps ((2,) M, L) @ x (.., B T, L, N) in one pass."""
     if maps.ndim == 2:
-        return torch.baddbmm(state, maps.expand(len(state), -1, -1), x)
+        return torch.baddbmm(state, maps.expand(state.shape[0], -1, -1), x)
     # baddbmm would copy two expanded sets of maps for each token.
     return state + torch.einsum("gml,gtln->gtmn", maps, x)
 

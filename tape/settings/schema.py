@@ -121,6 +121,9 @@ def check(name: str, value: Any, kind: Kind) -> None:
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises a ValueError for the first of the composed and resolved settings of a run that is
     missing, unknown or out of bounds."""
+    for group in ("position", "model", "data"):
+        if not isinstance(settings.get(group), Mapping):
+            raise ValueError(f"{group} is missing: give {group}=NAME; --help lists the names")
     for name, kind in SETTINGS.items():
         *above, last = name.split(".")
         owner: Any = settings
@@ -130,7 +133,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
                 raise ValueError(f"{part}={shown(owner)} must hold settings such as {name}")
         if last in owner:
             check(name, owner[last], kind)
-        elif not above and name not in OF_SOME_EXPERIMENTS:
+        elif name == "trainer.max_steps" or not (above or name in OF_SOME_EXPERIMENTS):
             raise ValueError(f"{name} is missing: it must be {kind.words}")
     for name in settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}:
         raise ValueError(f"optimizer.{name}: there is no such setting")

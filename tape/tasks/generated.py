@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
+from shlex import quote
 from statistics import mean
 from typing import Any, ClassVar, Self
 
@@ -206,7 +207,7 @@ class GeneratedTask(Task):
         shares = pd.Series([answer.right for _, answer in answered]).groupby(lengths).mean()
         rows = [(length, f"{share:.1%}") for length, share in shares.items()]
         parts.append(markdown_table([("length", "right answers"), *rows]))
-        more = f"answers and a picture: tape evaluate {folder} --task {self.name}"
+        more = f"answers and a picture: tape evaluate {quote(str(folder))} --task {self.name}"
         text = "\n\n".join([*parts, f"{len(answered):,} {self.unit}. More of them, {more}"]) + "\n"
         publish(folder, summary, text)
         return text

@@ -77,17 +77,18 @@ def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -
     are replaced; null arguments of YaRN extend its length to the new one. Raises a ValueError if
     there is no such checkpoint, or for settings that do not fit its weights."""
     check_arguments("model", shape, FIELDS)
-    owner = f"base_model={base}"
+    owner, keeps = f"base_model={base}", position["name"] == KEEP
     if (Path(base) / ADAPTER).is_file():
         remedy = f"merge it into its base first: tape export {base} --out FOLDER"
         raise ValueError(f"{owner} is an adapter; {remedy}")
     before = _settled(owner, lambda: TapeConfig.from_pretrained(base))
     if getattr(before, "quantization_config", None) is not None:
         raise ValueError(f"{owner} holds quantized weights; use the original model")
-    if position["name"] == KEEP:
+    if keeps:
         position = position | {"name": before.position["name"]}
     changes = {name: value for name, value in shape.items() if value is not None}
-    position = _extended(position, before, changes.get("max_position_embeddings"))
+    length = None if keeps else changes.get("max_position_embeddings")
+    position = _extended(position, before, length)
     changes["adaptation"] = None  # the checkpoint's own is completed
     given = changes | {"position": position}
     config = _settled(owner, lambda: TapeConfig.from_pretrained(base, **given))
@@ -156,7 +157,8 @@ def identity(base: str) -> str:
 
 def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) -> dict[str, Any]:
     """Fills null arguments of YaRN from the checkpoint's training length and the new one. A
-    checkpoint with YaRN keeps its own; others are refused."""
+    checkpoint with YaRN keeps its own, with a larger factor for a longer `length`; others are
+    refused."""
     if "original_length" not in ENCODINGS[canonical(position)[0]].defaults():
         return position
     rope = before.rope_parameters or {}
@@ -176,4 +178,7 @@ def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) 
                 f"the base has YaRN with {name}={kept}, which position.{name}={position[name]} "
                 f"would replace; give position.{name}=null"
             )
-    return {name: value for name, value in position.items() if name not in own}
+    position = {name: value for name, value in position.items() if name not in own}
+    if (length or 0) > own["factor"] * own["original_length"]:
+        position["factor"] = length / own["original_length"]
+    return position
