@@ -21,7 +21,8 @@ from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
 from tape.positions.abacus import Abacus
-from tape.runs.folder import TRAINED, read_configuration
+from tape.provenance import TRAINED
+from tape.runs.folder import read_configuration
 from tape.tasks.generated import GeneratedTask
 
 HEAT = HeatMap(

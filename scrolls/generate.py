@@ -19,7 +19,8 @@ from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.folder import TRAINED, folder_for_results, read_configuration
+from tape.provenance import TRAINED
+from tape.runs.folder import folder_for_results, read_configuration
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FILE = "origin.json"
+TRAINED = "trained.json"  # settings that made the saved weights, beside them
 PACKAGES = ("tape", "torch", "transformers")
 SOURCE = Path(__file__).resolve().parent.parent
 

@@ -5,7 +5,8 @@ import json
 from arithmetic.addition_task import GRID
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
-from tape.runs.folder import TRAINED, register_run
+from tape.provenance import TRAINED
+from tape.runs.folder import register_run
 from tape.tasks.passkey.passkey_task import PASSKEY
 
 

@@ -10,9 +10,10 @@ from results import add_grid, make_run
 
 from tape import provenance
 from tape.files import write_text
+from tape.provenance import TRAINED
 from tape.results.compare import compare, main, read
 from tape.results.typesetting import markdown
-from tape.runs.folder import TRAINED, register_run
+from tape.runs.folder import register_run
 
 
 def make_adder(folder, position, seed=0, outside=1, asked=(), **changes):

@@ -10,8 +10,8 @@ import pytest
 from conftest import refuses
 
 from tape.commands import leaderboard as board
+from tape.provenance import TRAINED
 from tape.results.runs import settings_of, write_runs
-from tape.runs.folder import TRAINED
 from tape.settings.composition import compose_run
 from tape.settings.schema import RunSettings
 

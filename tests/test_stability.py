@@ -16,7 +16,7 @@ from test_scrolls_generation import make_base as make_folder
 from tape.analysis import inside, stability, visualize
 from tape.analysis.inside import look_inside, models
 from tape.analysis.stability import attention_change, dot_change, moved
-from tape.runs.folder import TRAINED
+from tape.provenance import TRAINED
 from tape.statistics import student
 
 LENGTH = 12

@@ -20,9 +20,9 @@ from tape.evaluation.texts import open_text
 from tape.files import write_text
 from tape.model.checkpoint import check_length, fingerprint, read_config
 from tape.model.modeling import TapeForCausalLM
+from tape.provenance import TRAINED
 from tape.results.rows import grouped
 from tape.results.runs import Run, settings_of
-from tape.runs.folder import TRAINED
 from tape.training.build import check_memory
 
 

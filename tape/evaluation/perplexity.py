@@ -23,7 +23,7 @@ from tape.evaluation.windows import Batch, batches_of, strides_of, windows_of
 from tape.files import check_folder, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.folder import TRAINED
+from tape.provenance import TRAINED
 
 
 def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:

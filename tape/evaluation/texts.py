@@ -12,7 +12,7 @@ from tape.data.blocks import token_fingerprint
 from tape.data.corpora import TextCorpus, WholeText
 from tape.files import read_object, reading
 from tape.parsers import CORPORA
-from tape.runs.folder import TRAINED
+from tape.provenance import TRAINED
 from tape.validation import suggestion
 
 CHUNK_TOKENS = 2**24  # tokens to hash at a time

@@ -28,7 +28,6 @@ from tape.model.modeling import TapeForCausalLM
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CONFIG = "config.json"
-TRAINED = "trained.json"  # settings that made the saved weights, beside them
 OF_ADAPTER = "adapter_config.json"
 WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
 WITHOUT_EFFECT += ("adapter.base_model_name_or_path", "adapter.peft_version")
@@ -315,7 +314,7 @@ def identified(folder: Path, model: TapeForCausalLM) -> dict[str, str]:
 def changed_code(folder: Path, model: TapeForCausalLM) -> bool:
     """Returns whether the model from a run's folder was trained with other code than the present;
     False where this was not recorded."""
-    record = folder / TRAINED
+    record = folder / provenance.TRAINED
     trained = read_object(record).get("code") if record.is_file() else None
     return trained not in (None, provenance.fingerprint(model))
 

@@ -21,7 +21,8 @@ from tqdm import tqdm
 from tape import parsers, provenance
 from tape.command import expected_errors
 from tape.files import check_folder, check_replaceable, write_text
-from tape.runs.folder import CONFIGURATION, TRAINED
+from tape.provenance import TRAINED
+from tape.runs.folder import CONFIGURATION
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="tape.results.report">'  # identifies pages of this program

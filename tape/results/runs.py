@@ -26,8 +26,8 @@ from tape.evaluation.view import View
 from tape.files import read_object, reading, write_text
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import WEIGHTS, fingerprint
-from tape.provenance import origins
-from tape.runs.folder import TRAINED, influential, read_configuration
+from tape.provenance import TRAINED, origins
+from tape.runs.folder import influential, read_configuration
 from tape.runs.metrics import metric_rows
 from tape.validation import check_name
 

@@ -20,7 +20,6 @@ from tape import provenance
 from tape.files import read_object, reading, write_text
 
 CONFIGURATION = "run.json"
-TRAINED = "trained.json"
 EARLIER = "earlier_max_steps"
 HASHES = "sha256.json"
 SAVING = ".saving"  # the temporary folder of a checkpoint that is being written

@@ -22,7 +22,8 @@ from transformers.trainer_utils import EvalLoopOutput
 from tape.files import write_text
 from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
-from tape.runs.folder import SAVING, TRAINED, clear_unfinished, finalize_checkpoint, remove_old
+from tape.provenance import TRAINED
+from tape.runs.folder import SAVING, clear_unfinished, finalize_checkpoint, remove_old
 from tape.runs.metrics import MetricsFile
 from tape.training import callbacks
 from tape.training.optimizer import decayed, optimizer_of

@@ -23,7 +23,8 @@ from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, 
 from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
 from tape.positions.abacus import Abacus
-from tape.runs.folder import TRAINED, read_configuration
+from tape.provenance import TRAINED
+from tape.runs.folder import read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.synthetic.problems import EVALUATION, Synthetic, in_words
