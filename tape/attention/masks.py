@@ -99,11 +99,11 @@ def build_mask(
     mask = create_causal_mask(**given)
     if allowed is None or implementation == "flash_attention_2":
         return mask
-    rows = torch.arange(len(x_BTC), device=x_BTC.device)[:, None, None, None]
+    rows = torch.arange(x_BTC.shape[0], device=x_BTC.device)[:, None, None, None]
     query, key = slots[:, None], torch.arange(S, device=x_BTC.device)
     seen = allowed(rows, torch.zeros_like(rows), query, key)
     if mask is None:  # the builder leaves causality to sdpa
-        return (seen & (key <= query)).expand(len(x_BTC), 1, -1, -1)
+        return (seen & (key <= query)).expand(x_BTC.shape[0], 1, -1, -1)
     if mask.dtype == torch.bool:
         return mask & seen
     return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)

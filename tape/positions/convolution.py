@@ -75,7 +75,7 @@ def last_tokens(x_BTR: Tensor, past_BLR: Tensor | None, tokens: Tokens, count: i
         slot = lag.clamp(min=0)
         if tokens.seen is None and tokens.real is not None:
             slot = slot_of.gather(1, slot)
-        slot = slot.expand(len(x_BTR), T)[..., None].expand_as(x_BTR)
+        slot = slot.expand(x_BTR.shape[:2])[..., None].expand_as(x_BTR)
         taken = x_BTR.gather(1, (slot - tokens.slots[0]).clamp(min=0))
         if past_BLR is not None:
             old = past_BLR.gather(1, slot.clamp(max=past_BLR.shape[1] - 1))

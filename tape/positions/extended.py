@@ -32,7 +32,7 @@ class ExtendedLayer(PairLayer):
         q, scores = q_BHTD * D**-0.5, None
         for piece in tokens.bias.of_dtype(q.dtype):
             grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
-            found = (grouped @ apply_rotary(k_BKSD, piece.key).mT).view(len(q), H, T, -1)
+            found = (grouped @ apply_rotary(k_BKSD, piece.key).mT).view(q.shape[0], H, T, -1)
             scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
         return scores
 
