@@ -153,9 +153,20 @@ def test_a_head_that_was_replaced_makes_logits():
 def test_second_derivatives_are_refused():
     """Hand-written gradients have no graph: terms would be missing without a word."""
     head, x, labels = setting()
-    q, e = torch.randn(1, 2, 5, 8, requires_grad=True), torch.randn(1, 1, 5, 2, 4)
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
     averages = attend(q, q.detach(), Values(q.detach(), q.detach()), None, 0.3)
-    for output, given in ((head(x, labels), x), (averages[0], q), (apply_rotary(q, e), q)):
+    for output, given in ((head(x, labels), x), (averages[0], q)):
         (slope,) = torch.autograd.grad(output.square().sum(), given, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             slope.sum().backward()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_rotations_have_second_derivatives(learned):
+    x = torch.randn(2, 2, 5, 8, dtype=torch.float64, requires_grad=True)
+    e = torch.randn(1, 1, 5, 2, 4, dtype=torch.float64, requires_grad=learned)
+    assert torch.autograd.gradcheck(apply_rotary, (x, e))
+    assert torch.autograd.gradgradcheck(apply_rotary, (x, e))
+    rows = torch.func.vmap(torch.func.grad(lambda x: apply_rotary(x[None], e).square().sum()))(x)
+    (whole,) = torch.autograd.grad(apply_rotary(x, e).square().sum(), x)
+    torch.testing.assert_close(rows, whole)
