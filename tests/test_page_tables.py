@@ -1,7 +1,5 @@
 """Tables of pages that no command prints as they stand: their cells are those of the rows."""
 
-import json
-import re
 
 import pandas as pd
 import pytest
@@ -76,16 +74,6 @@ def test_pass_keys_of_each_seed():
             cell = ", ".join(f"{own[row, seed, n]:.0f}" for n in (128, 256, 512, 1024))
             cells.append(cell if own[row, seed, 128] >= 50 else f"*{cell}*")
         assert f"| {row} | {' | '.join(cells)} |" in page("retrieval")
-
-
-def test_steps_to_the_criterion():
-    saved = json.loads((RESULTS / "tasks" / "settings.json").read_text())["runs"]
-    _, _, text = page("suite").partition("| task | RoPE | NoPE | ALiBi | FIRE |")
-    lines = re.findall(r"^\| `(\w+)` \| (.*) \|$", text.partition("\n\n")[0], re.MULTILINE)
-    assert len(lines) == 8
-    for task, line in lines:
-        runs = (saved[f"suite_{task}_{name}_0"]["asked"]["synthetic"] for name in NAMES)
-        assert line.split(" | ") == [str(run["criterion_step"] or "no") for run in runs]
 
 
 SEARCHED = {"length": "letters", "max_steps": "steps", "layers": "layers", "batch": "batch"}
