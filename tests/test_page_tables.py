@@ -1,6 +1,5 @@
 """Tables of pages that no command prints as they stand: their cells are those of the rows."""
 
-
 import pandas as pd
 import pytest
 from test_docs import RESULTS, ROOT
@@ -50,17 +49,22 @@ def test_parts_maps_and_widths_of_tape():
     assert f", minus that of 4 | {cells} |" in text
 
 
-@pytest.mark.parametrize("encoding", ["fox", "kerple"])
+# By encoding, the largest corrected p and detectable difference against RoPE and FIRE.
+ADDED = {"fox": ((1e-3, 0.09), (1, 0.09)), "kerple": ((1e-3, 0.09), (1, 0.09))}
+ADDED["t5"] = (0.038, 0.167), (1, 0.121)
+
+
+@pytest.mark.parametrize("encoding", ADDED)
 def test_encodings_added_on_text(encoding):
     text = " ".join(page("text").split())
     rows = load([RESULTS / "text", RESULTS / "text_more"])
     whole = rows[(rows["measure"] == "loss") & rows["first"].isna()]
-    for baseline, p in (("rope", 0.0008), ("fire", 1)):
+    for baseline, (p, least) in zip(("rope", "fire"), ADDED[encoding], strict=True):
         shown = []
         for _, own in whole.groupby("length"):
             found = differences(own, baseline).loc[encoding]
             shown.append(f"{found['mean']:+.3f} ± {found['half_width']:.3f}")
-            assert found["p"] <= p and found["detectable"] < 0.09
+            assert found["p"] <= p and found["detectable"] < least
         assert f"{shown[0]}, {shown[1]} and {shown[2]}" in text
 
 
