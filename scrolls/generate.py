@@ -100,8 +100,9 @@ def evaluate_run(given: argparse.Namespace) -> None:
     """Generates the answers of a fine-tuned run to the validation set of its task, of its own data
     unless others are given, and scores them, in the folder `scrolls` of the run."""
     given.task = trained_for(given.model, "task")
-    own = read_configuration(given.model, TRAINED).get("data.data_dir")
-    given.data_dir = given.data_dir or (own and Path(own))
+    if given.data_dir is None:
+        own = read_configuration(given.model, TRAINED).get("data.data_dir")
+        given.data_dir = own and Path(own)
     given.metrics_output_dir = folder_for_results(given.model) / "scrolls"
     given.output = given.metrics_output_dir / f"{given.task}.json"
     generate(given)

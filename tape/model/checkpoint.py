@@ -128,7 +128,7 @@ def load_model(
             for weight in model.parameters():
                 weight.data = weight.bfloat16().to(weight.dtype)
         with reading(folder / ADAPTER):
-            model = merged(model, folder).to(dtype)
+            model = merged(model, folder).to(dtype or torch.float32)
     elif left:
         raise ValueError(
             f"{folder}: {len(left)} weights do not belong to the model in {CONFIG}, such as "
