@@ -17,8 +17,8 @@ from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
 from tape.data.blocks import encode, tokenizer_fingerprint
 from tape.data.tokenizer import load_tokenizer, text_bytes
 from tape.evaluation.texts import open_text
-from tape.model.checkpoint import read_tokenizer
 from tape.model.configuration import TapeConfig
+from tape.model.tokenizer import read_tokenizer
 from tape.training.build import adapt_model, build_model
 
 UNKNOWN, END = "[UNK]", "[END]"

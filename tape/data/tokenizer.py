@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from tape.data.corpora import Corpus
 from tape.files import new_folder, read_or_discard
-from tape.model.checkpoint import check_tokens
+from tape.model.tokenizer import check_tokens
 from tape.validation import check_text
 
 log = logging.getLogger(__name__)

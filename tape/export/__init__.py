@@ -23,9 +23,10 @@ from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.files import new_folder, read_object
-from tape.model.checkpoint import load_model, read_tokenizer
+from tape.model.checkpoint import load_model
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
+from tape.model.tokenizer import read_tokenizer
 from tape.runs.folder import CONFIGURATION, HASHES, verify_checkpoint
 
 CHECKPOINT = re.compile(r"checkpoint-\d+")
