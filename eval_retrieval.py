@@ -2,7 +2,7 @@
 
 import sys
 
-from tape.tasks.evaluate import main
+from tape.commands.__main__ import main
 
 if __name__ == "__main__":
-    main(["--task", "passkey", *sys.argv[1:]])
+    main("evaluate", "--task", "passkey", *sys.argv[1:])

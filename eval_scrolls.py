@@ -1,6 +1,8 @@
 """Verifies and scores predictions for SCROLLS: python eval_scrolls.py --help."""
 
-from scrolls.score import main
+import sys
+
+from tape.commands.__main__ import main
 
 if __name__ == "__main__":
-    main()
+    main("scrolls-score", *sys.argv[1:])

@@ -3,7 +3,7 @@
 import argparse
 
 from tape.command import Parser, integer, result_folder
-from tape.parsers import SEVERAL, Words, names_in
+from tape.parsers import SEVERAL, names_in
 
 WITHOUT = " without its update"  # a layer of TAPE whose state stays as it is
 ENCODINGS = names_in("tape/positions/__init__.py", "ENCODINGS")
@@ -16,7 +16,7 @@ METHODS = {  # by case; llama is transformers' with the weights and outputs of r
 USUAL = METHODS | {case: ["rope", "tape", "llama"] for case in ("train_step", "decode")}
 
 
-def speed(given: Words = None) -> argparse.Namespace:
+def speed(given: list[str]) -> argparse.Namespace:
     """Parses a command line. What is not given and depends on the device is left out."""
     about = "Times encodings, attention backends and adapters: layers, training steps, decoding."
     parser = Parser("speed", about, argument_default=argparse.SUPPRESS)

@@ -31,7 +31,6 @@ from benchmarks import growth, parsers
 from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
-from tape.command import expected_errors
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object, reading, write_text
@@ -188,9 +187,9 @@ def surroundings() -> dict[str, str | None]:
     }
 
 
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """Parses a command line, with the defaults of the device."""
-    return argparse.Namespace(**(DEFAULTS | vars(parsers.speed(given))))
+def on_this_device(given: argparse.Namespace) -> argparse.Namespace:
+    """Returns arguments with the defaults of the device."""
+    return argparse.Namespace(**(DEFAULTS | vars(given)))
 
 
 def loads(arguments: argparse.Namespace) -> Comparisons:
@@ -296,9 +295,8 @@ def table(found: pd.DataFrame) -> str:
     return "\n\n".join(filter(None, (shown, missing)))
 
 
-@expected_errors(continues=True)
-def main(given: list[str] | None = None) -> None:
-    arguments = parse(given)
+def main(given: argparse.Namespace) -> None:
+    arguments = on_this_device(given)
     asked, out = loads(arguments), arguments.out
     raw = run(arguments, asked)
     found = {name: results(raw[name], load) for name, (load, _) in asked.items()}

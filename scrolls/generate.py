@@ -9,11 +9,9 @@ from pathlib import Path
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from scrolls import parsers
 from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_for
 from scrolls.score import evaluate_task
 from scrolls.tasks import TASKS
-from tape.command import expected_errors
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, journals
 from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
@@ -111,8 +109,7 @@ def evaluate_run(given: argparse.Namespace) -> None:
         log.info("%s\nresults are in %s", json.dumps(report, indent=4), given.metrics_output_dir)
 
 
-@expected_errors(continues=True)
-def main() -> None:
+def main(given: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    generate(parsers.scrolls_generate())
+    generate(given)

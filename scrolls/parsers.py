@@ -6,10 +6,10 @@ from pathlib import Path
 
 from scrolls.tasks import FOLDER, SPLITS, TASKS, VARIABLE
 from tape.command import Parser, integer, model_folder, result_folder
-from tape.parsers import Words, names_in, with_dashes
+from tape.parsers import names_in, with_dashes
 
 
-def scrolls_generate(given: Words = None) -> argparse.Namespace:
+def scrolls_generate(given: list[str]) -> argparse.Namespace:
     parser = of_generation("scrolls-generate", "Generate a model's answers to a SCROLLS task.")
     add = parser.add_argument
     add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
@@ -53,7 +53,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache_dir", type=Path, default=cache, help=about)
 
 
-def scrolls_score(given: Words = None) -> argparse.Namespace:
+def scrolls_score(given: list[str]) -> argparse.Namespace:
     about = "Verify and score predictions for SCROLLS. Predictions that are not valid exit with "
     about += "65, and have their errors in the file of their metrics."
     parser = Parser("scrolls-score", about)

@@ -12,12 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from scrolls import parsers
 from scrolls.metrics import results
 from scrolls.rows import Split, find, read_rows
 from scrolls.tasks import BENCHMARK, TASKS, Task
 from tape import provenance
-from tape.command import expected_errors
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.validation import encodable
@@ -173,12 +171,10 @@ def evaluate(given: argparse.Namespace) -> dict[str, Reports]:
     return found
 
 
-def main() -> None:
+def main(given: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("scrolls").setLevel(logging.INFO)
-    with expected_errors():
-        given = parsers.scrolls_score()
-        found = evaluate(given)
+    found = evaluate(given)
     reports = [report for of_tasks in found.values() for report in of_tasks.values()]
     if "" in found and not given.verify_only:
         print(json.dumps(reports[0], indent=4))

@@ -3,7 +3,6 @@ module imports torch, which takes seconds. Hydra parses those of `tape train` an
 
 import argparse
 import re
-import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -21,7 +20,6 @@ from tape.files import assigned
 from tape.runs.folder import folder_for_results
 
 ROOT = Path(__file__).parents[1]
-Words = list[str] | None  # None: those of the command line
 Shape = dict[str, int | None]
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": Distinct}
 
@@ -57,7 +55,7 @@ def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
     add("--whole", action="store_true", help="all of --files, not only the validation split")
 
 
-def perplexity(given: Words = None) -> argparse.Namespace:
+def perplexity(given: list[str]) -> argparse.Namespace:
     parser = Parser("perplexity", "Perplexity of a model on a text, with windows of some lengths.")
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
@@ -79,7 +77,7 @@ def perplexity(given: Words = None) -> argparse.Namespace:
     return arguments
 
 
-def evaluate(given: Words = None) -> argparse.Namespace:
+def evaluate(given: list[str]) -> argparse.Namespace:
     """Parses a command line. The first word is the folder of the model, as is the value of --model
     and --base_model; `samples=10` is short for `--samples=10`."""
     words = with_dashes(given)
@@ -113,9 +111,8 @@ def evaluate(given: Words = None) -> argparse.Namespace:
     return arguments
 
 
-def with_dashes(given: Words) -> list[str]:
+def with_dashes(words: list[str]) -> list[str]:
     """Returns words with `--samples=10` for `samples=10`, which is no file."""
-    words = sys.argv[1:] if given is None else given
     return [f"--{x}" if re.match(r"\w+=", x) and not Path(x).exists() else x for x in words]
 
 
@@ -149,7 +146,7 @@ SCROLLS = "scrolls"
 BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch_size", 256)}
 
 
-def lm_eval(given: Words = None) -> argparse.Namespace:
+def lm_eval(given: list[str]) -> argparse.Namespace:
     parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
@@ -182,7 +179,7 @@ def of_runs(name: str, description: str, out: str | None, number: str = "+") -> 
     return parser
 
 
-def compare(given: Words = None) -> argparse.Namespace:
+def compare(given: list[str]) -> argparse.Namespace:
     parser = of_runs("compare", "Compare finished runs over seeds.", "output/comparison")
     add = parser.add_argument
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
@@ -193,27 +190,27 @@ def compare(given: Words = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def suite(given: Words = None) -> argparse.Namespace:
+def suite(given: list[str]) -> argparse.Namespace:
     parser = of_runs("suite", "All encodings on all tasks.", "output/suite")
     add = parser.add_argument
     add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
     return parser.parse_args(given)
 
 
-def leaderboard(given: Words = None) -> argparse.Namespace:
+def leaderboard(given: list[str]) -> argparse.Namespace:
     parser = of_runs("leaderboard", "All encodings by all committed results.", None, "*")
     arguments = parser.parse_args(given)
     arguments.out = arguments.out or Path("output/leaderboard" if arguments.folders else "docs")
     return arguments
 
 
-def rates(given: Words = None) -> argparse.Namespace:
+def rates(given: list[str]) -> argparse.Namespace:
     parser = of_runs("rates", "Choose learning rates by validation loss.", "output/rates")
     parser.add_argument("--into", type=Path, help="a file of config/rates to write as well")
     return parser.parse_args(given)
 
 
-def report(given: Words = None) -> argparse.Namespace:
+def report(given: list[str]) -> argparse.Namespace:
     parser = Parser("report", "All results on one page of html.")
     add = parser.add_argument
     add("folders", type=model_folder, nargs="+", help="with results: output, scrolls")
@@ -237,7 +234,7 @@ def of_models(name: str, description: str, windows: int, least: int = 1) -> Pars
     return parser
 
 
-def stability(given: Words = None) -> argparse.Namespace:
+def stability(given: list[str]) -> argparse.Namespace:
     about = "Changes in attention and positions when a text is shifted (Table 8)."
     parser = of_models("stability", about, windows=16)
     add, types = parser.add_argument, ["float32", "bfloat16"]
@@ -247,7 +244,7 @@ def stability(given: Words = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def visualize(given: Words = None) -> argparse.Namespace:
+def visualize(given: list[str]) -> argparse.Namespace:
     parser = of_models("visualize", "Figures of attention and positions (Fig. 7).", windows=8)
     add = parser.add_argument
     add("--length", type=integer(8), default=256, help="tokens per window")
@@ -255,7 +252,7 @@ def visualize(given: Words = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def state(given: Words = None) -> argparse.Namespace:
+def state(given: list[str]) -> argparse.Namespace:
     about = "How TAPE's learned state differs from RoPE's, and what it is for."
     parser = of_models("state", about, windows=64, least=2)  # one has the state of another
     about = "of windows (default: 1, 2 and 4 times the trained one)"
@@ -263,7 +260,7 @@ def state(given: Words = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def gallery(given: Words = None) -> argparse.Namespace:
+def gallery(given: list[str]) -> argparse.Namespace:
     parser = Parser("gallery", "Pictures of what every encoding adds to scores before training.")
     known = names_in("tape/positions/__init__.py", "ENCODINGS", "ALIASES")
     every = names_in("tape/positions/__init__.py", "ENCODINGS")
@@ -287,7 +284,7 @@ SHAPE: Shape = {
 }
 
 
-def cost(given: Words = None) -> argparse.Namespace:
+def cost(given: list[str]) -> argparse.Namespace:
     parser = Parser("cost", "Cost of every encoding: arithmetic, parameters and memory.")
     for name, default in SHAPE.items():
         about = f"default: {default or 'as many as heads'}"
@@ -299,13 +296,13 @@ def cost(given: Words = None) -> argparse.Namespace:
 # ---- develop
 
 
-def new_encoding(given: Words = None) -> argparse.Namespace:
+def new_encoding(given: list[str]) -> argparse.Namespace:
     parser = Parser("new-encoding", "Makes the files of a new encoding (CONTRIBUTING.md).")
     parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
     return parser.parse_args(given)
 
 
-def export(given: Words = None) -> argparse.Namespace:
+def export(given: list[str]) -> argparse.Namespace:
     parser = Parser("export", "Export a model to a folder that loads without this package.")
     add = parser.add_argument
     add("folder", type=model_folder, help="a run, one of its checkpoints, or a saved model")

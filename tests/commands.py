@@ -17,6 +17,8 @@ from unittest import mock
 import torch
 from hydra._internal.hydra import Hydra
 
+from tape.commands.__main__ import run
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -71,6 +73,11 @@ def run_command(*words: str, folder: Path, succeeds: bool = False) -> Outcome:
     outcome = Outcome(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
     assert status == 0 or not succeeds, outcome.err
     return outcome
+
+
+def tape(name: str, *words: str | Path) -> None:
+    """Runs a command in this process. What it prints goes on, and an error is a SystemExit."""
+    run(name, [str(word) for word in words])
 
 
 @contextlib.contextmanager

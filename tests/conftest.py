@@ -20,7 +20,7 @@ import absl.logging
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, unchanged_logging
+from commands import ROOT, tape, unchanged_logging
 from every_encoding import COUNTED, GROUPED, POSITIONS, represented
 from transformers import DynamicCache, StaticCache
 
@@ -290,7 +290,7 @@ def analyse(tmp_path, text_file, capsys):
 
     def analyse(command, models, *given):
         folders, out = map(str, models), tmp_path / "out"
-        command.main(["--model", *folders, "--data", str(text_file), "--out", str(out), *given])
+        tape(command, "--model", *folders, "--data", text_file, "--out", out, *given)
         return capsys.readouterr().out, out
 
     return analyse

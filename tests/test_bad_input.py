@@ -330,20 +330,20 @@ def test_weights_that_are_not_finite(model, tmp_path):
 
 
 MODEL = "--model {model}"
-MEASURED = f"-m tape.evaluation.perplexity --data local --lengths 64 {MODEL}"
-LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai {MODEL}"
+MEASURED = f"-m tape.commands perplexity --data local --lengths 64 {MODEL}"
+LM_EVAL = f"-m tape.commands lm-eval --tasks lambada_openai {MODEL}"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 COMMANDS = [
-    ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder"),
-    ("-m tape.export {model} --out {model}", r"model already exists; choose another"),
+    ("-m tape.commands state --model . no --out x", r"--model: no is not a folder"),
+    ("-m tape.commands export {model} --out {model}", r"model already exists; choose another"),
     (f"{MEASURED} --out {{model}}/config.json/o.csv", r"json cannot be used: Not a directory"),
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
     (
-        f"-m tape.analysis.stability --windows 1 --out o --length 100000 {MODEL}",
+        f"-m tape.commands stability --windows 1 --out o --length 100000 {MODEL}",
         r"shifted by 1000: [\d,]+ GiB of attention weights",
     ),
-    ("-m tape.tasks.evaluate {model} --task addition", r"max_first='many' must be an "),
-    ("-m tape.results.compare {model} --out {model}", rf"--out: \S+model {A_MODEL}"),
+    ("-m tape.commands evaluate {model} --task addition", r"max_first='many' must be an "),
+    ("-m tape.commands compare {model} --out {model}", rf"--out: \S+model {A_MODEL}"),
 ]
 
 

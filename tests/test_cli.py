@@ -245,7 +245,7 @@ def check_call(program: str, words: list[str], project: Path) -> None:
         program, words = "tape", words[2:]
     if program == "tape":
         file = f"{words[0]}.py"  # of `tape train` and `tape sweep`
-        words[:1] = [file] if (ROOT / file).is_file() else ["-m", cli.TARGETS[words[0]]]
+        words[:1] = [file] if (ROOT / file).is_file() else ["-m", "tape.commands", words[0]]
     if words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
         # find_spec("pip") would take setuptools' distutils from torch.compile.
         assert words[1] in packages_distributions(), words

@@ -5,13 +5,14 @@ import re
 import shutil
 
 import pytest
+from commands import tape
 from conftest import refuses
 from results import add_grid, make_run
 
 from tape import provenance
 from tape.files import write_text
 from tape.provenance import TRAINED
-from tape.results.compare import compare, main, read
+from tape.results.compare import compare, read
 from tape.results.typesetting import markdown
 from tape.runs.folder import register_run
 
@@ -191,7 +192,7 @@ def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, capsys):
     assert "has no trained.json: give the folder of a run that" in unfinished
     assert "summary.json is damaged" in damaged and found.labels == ["rope"]
     with pytest.raises(SystemExit, match="error: 4 of 5 are not in the table"):
-        main([*map(str, runs), "--out", str(tmp_path / "out")])
+        tape("compare", *runs, "--out", tmp_path / "out")
     assert f"* {runs[1]}: {runs[1]}/grid has none of" in capsys.readouterr().out
 
 

@@ -5,11 +5,12 @@ import shutil
 from itertools import product
 
 import pytest
+from commands import tape
 from conftest import composed, refuses
 from results import add_passkeys, add_perplexity, change
 from results import make_run as make
 
-from tape.results.compare import main, read
+from tape.results.compare import read
 from tape.results.figures import curves
 from tape.results.typesetting import markdown
 from tape.tasks.passkey.sequences import Passkeys
@@ -112,7 +113,7 @@ def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
     for run in runs[2:6]:
         change(run, base_weights="9" * 64)
     with pytest.raises(SystemExit, match=r"text_lora_0 was adapted from other weights than .*base"):
-        main([*map(str, runs), "--out", str(tmp_path / "out")])
+        tape("compare", *runs, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

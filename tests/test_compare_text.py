@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from commands import tape
 from conftest import composed, refuses
 from results import add_metrics, add_perplexity, change
 from results import make_run as make
@@ -15,7 +16,7 @@ from tape import TapeConfig
 from tape.evaluation.curves import ABOUT, binned, context_gain, read_evaluation, write
 from tape.evaluation.windows import CONVENTIONS, strides_of, windows_of
 from tape.files import write_text
-from tape.results.compare import compare, main, read
+from tape.results.compare import compare, read
 from tape.results.figures import curves
 from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS
@@ -77,7 +78,7 @@ def test_the_table_and_the_rows(runs, tmp_path):
 def test_a_baseline_is_a_row_or_one_of_its_runs(runs, tmp_path, capsys):
     by_label = markdown(read(runs), "rope")
     assert "| tape | loss, 8 | -" in by_label
-    main([*map(str, runs), "--baseline", str(runs[1]), "--out", str(tmp_path / "out")])
+    tape("compare", *runs, "--baseline", runs[1], "--out", tmp_path / "out")
     assert by_label in capsys.readouterr().out
 
 

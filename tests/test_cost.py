@@ -5,10 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from commands import tape
 from conftest import make_config, make_model, random_tokens, refuses
 
-from tape.analysis import cost, gallery
-from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model, main
+from tape.analysis import cost
+from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model
 from tape.analysis.gallery import CHANNELS, by_distance, scores
 from tape.positions import ENCODINGS
 from tape.positions.bias import alibi_slopes
@@ -77,13 +78,13 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
         ("--kv_heads", "error: num_attention_heads=12 must be a multiple of num_key_value"),
     ):
         with pytest.raises(SystemExit, match=message):
-            main([name, "5", "--out", str(tmp_path / "cost")])
+            tape("cost", name, "5", "--out", tmp_path / "cost")
     assert not (tmp_path / "cost").exists()
 
 
 @pytest.mark.slow
 def test_the_documented_tables_are_those_of_the_command(tmp_path, capsys):
-    main(["--out", str(tmp_path)])
+    tape("cost", "--out", tmp_path)
     text = (tmp_path / "cost.md").read_text()
     assert text in capsys.readouterr().out
     for block in text.split("\n\n"):
@@ -124,7 +125,7 @@ def test_scores_whose_weights_are_lost_are_refused():
 
 
 def test_files(tmp_path, capsys):
-    gallery.main(["--encodings", "adape", "tape", "nope", "--length", "12", "--out", str(tmp_path)])
+    tape("gallery", "--encodings", "adape", "tape", "nope", "--length", "12", "--out", tmp_path)
     rows = pd.read_csv(tmp_path / "scores.csv")
     assert list(rows["encoding"].unique()) == ["tape", "nope"]
     assert len(rows) == 2 * 4 * LENGTH and rows["score"].notna().all()

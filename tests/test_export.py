@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 import yaml
+from commands import tape
 from conftest import TRAIN_LENGTH, all_options, make_model, random_tokens, refuses
 from every_encoding import POSITIONS
 from safetensors.torch import save_file
@@ -24,7 +25,7 @@ from transformers.dynamic_module_utils import get_imports
 
 from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
-from tape.export import export, flatten, load, main, verify, write_code
+from tape.export import export, flatten, load, verify, write_code
 from tape.export.card import model_card
 from tape.export.llama import require_llama, write_llama_config
 
@@ -221,9 +222,8 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
         (run, run, "already exists"),
     ):
         refuses(re.escape(message), export, folder, target)
-    monkeypatch.setattr(sys, "argv", ["export", str(run), "--out", str(out), "--format", "llama"])
     with pytest.raises(SystemExit, match=r"error: .* a Llama computes another function"):
-        main()
+        tape("export", run, "--out", out, "--format", "llama")
     assert not out.exists() and not list(tmp_path.glob(".out*"))
     save = PreTrainedTokenizerFast.save_pretrained
 

@@ -10,7 +10,7 @@ import hydra
 import numpy as np
 import pandas as pd
 import pytest
-from commands import ROOT, run_command
+from commands import ROOT, run_command, tape
 from conftest import composed, refuses
 from test_training import report_of
 from trained import assert_same_weights, losses, told_to_stop, weights
@@ -21,7 +21,6 @@ from tape.commands import train
 from tape.evaluation.accuracy import effective_length
 from tape.evaluation.tables import median_length
 from tape.results.compare import compare, read
-from tape.results.report import main as report
 from tape.results.runs import read_saved
 from tape.runs.metrics import read_metrics
 from tape.tasks.passkey.sequences import Passkeys
@@ -74,7 +73,7 @@ def test_a_run(name, source, position, flags, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.get_vocab() == source.tokenizer().get_vocab()
     words = [folder, "--task", name, "--processes", "1", *flags.split()]
-    run_command("-m", "tape.tasks.evaluate", *words, folder=tmp_path, succeeds=True)
+    run_command("-m", "tape.commands", "evaluate", *words, folder=tmp_path, succeeds=True)
     (run,) = read([folder], "grid" if name == "addition" else name).runs
     assert run.settings["position.name"] in position and len(run.rows)
     parts = shutil.copytree(folder, tmp_path / "parts")
@@ -142,7 +141,7 @@ def evaluated(tmp_path_factory):
     with (folders[2] / "metrics.jsonl").open("a") as file:  # a continuation, not saved yet
         file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
     for folder in folders:
-        words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 10)
+        words = ("-m", "tape.commands", "evaluate", folder, "--task", "synthetic", "--samples", 10)
         run_command(*words, folder=place, succeeds=True)
     return folders
 
@@ -230,7 +229,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert "Failed to reach 30%" in (evaluated[2] / "report" / "report.md").read_text()
     twice = np.mean([t.query("measure == 'accuracy' and length == 4")["value"] for t in tables[:2]])
     assert float(row["at twice, %"]) == pytest.approx(100 * twice, abs=0.05)
-    report([str(tmp_path), "--out", str(tmp_path / "page")])
+    tape("report", tmp_path, "--out", tmp_path / "page")
     assert "2 of 3" in (tmp_path / "page" / "index.html").read_text()
     assert suite([out], tmp_path / "again")[0] == text  # from saved results
     table, _ = compare(evaluated, tmp_path / "compared", "synthetic")

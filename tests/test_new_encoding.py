@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, tape
 from conftest import make_model, random_tokens, refuses
 from omegaconf import OmegaConf
 
@@ -45,7 +45,7 @@ def checkout(tmp_path, monkeypatch):
 
 def test_a_new_encoding_trains_at_once(checkout, monkeypatch, capsys):
     before = contents(checkout)
-    new_encoding.main(["wave"])
+    tape("new-encoding", "wave")
     changed = {path for path, text in contents(checkout).items() if before.get(path) != text}
     assert changed == {checkout / name for name in WRITTEN}
     said = capsys.readouterr().out
@@ -94,5 +94,5 @@ def test_an_installation_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(new_encoding, "ROOT", copy_folders(tmp_path, "tape/positions"))
     before = contents(tmp_path)
     with pytest.raises(SystemExit, match=r"^error: new-encoding writes to a checkout of the repo"):
-        new_encoding.main(["wave"])
+        tape("new-encoding", "wave")
     assert contents(tmp_path) == before

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from commands import tape
 from conftest import VOCABULARY, make_model, random_tokens, refuses
 from script_folder import commands_of, lay_out, start
 
@@ -170,10 +171,10 @@ def results(folder):
 
 def test_shards_equal_one(folder, text_file, tmp_path, capsys):
     shared = shutil.copytree(folder, tmp_path / "shared" / "llama_tape")
-    entry.main(options(folder, text_file))
+    tape("perplexity", *options(folder, text_file))
     printed = capsys.readouterr().out
     assert re.search(r"^\| 32 \| 69 \| [\d.]+ \| [\d.]+ \|$", printed, re.MULTILINE)
-    entry.main(options(shared, text_file, "--shard", "2/2"))
+    tape("perplexity", *options(shared, text_file, "--shard", "2/2"))
     message = r"shard 2/2 is done; .* batches are missing.* a shard not started"
     assert re.search(message, capsys.readouterr().out)
     assert not (shared / "perplexity.csv").exists()

@@ -6,11 +6,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from commands import tape
 from matplotlib.figure import Figure
 from test_docs import CONTRASTS, RESULTS, TABLES
 
-from benchmarks import growth, speed
-from tape.analysis import gallery, state
+from benchmarks import growth, parsers, speed
+from tape.analysis import state
 from tape.commands.leaderboard import leaderboard
 from tape.evaluation.figures import write_figure
 from tape.results import rates
@@ -39,7 +40,7 @@ def growing(results, out):
     raw = speed.read(RESULTS / results / "rounds.csv").groupby("comparison", sort=False)
     lengths = [name.split(", ")[-1].removesuffix(" tokens").replace(",", "") for name in raw.groups]
     asked = ["--case", "train_step", "--backends", "sdpa", "--lengths", *lengths]
-    loads = speed.loads(speed.parse(asked))
+    loads = speed.loads(speed.on_this_device(parsers.speed(asked)))
     found = pd.concat(speed.results(rows, loads[name][0]) for name, rows in raw)
     write_figure(growth.curves(growth.panels(found)), out / "growth")
 
@@ -49,7 +50,7 @@ def states(results, out):
 
 
 def initial(out):
-    gallery.main(["--out", str(out)])
+    tape("gallery", "--out", out)
 
 
 # What draws pictures in a folder, and where those are that are committed, by name.

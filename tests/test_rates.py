@@ -1,13 +1,14 @@
 """Learning rates chosen by validation loss."""
 
 import pytest
+from commands import tape
 from conftest import composed
 from omegaconf import OmegaConf
 from results import add_metrics
 from results import make_run as make
 
 from tape.files import write_text
-from tape.results.rates import choices, main, read_finished, table
+from tape.results.rates import choices, read_finished, table
 from tape.results.runs import read_all
 from tape.settings.groups import CONFIG
 
@@ -45,7 +46,7 @@ def test_command(runs, tmp_path, capsys):
     target, out = tmp_path / "config" / "text.yaml", tmp_path / "out"
     write_text(target, "fire: 0.25\nrope: 0.5\n")
     write_text(out / "rates.yaml", "alibi: 0.125\n")  # of an earlier choice
-    main([*map(str, runs), "--out", str(out), "--into", str(target)])
+    tape("rates", *runs, "--out", out, "--into", target)
     assert OmegaConf.load(target) == {"fire": 0.25, "rope": 0.002, "tape": 0.004}
     assert OmegaConf.load(out / "rates.yaml") == {"rope": 0.002, "tape": 0.004}
     printed = capsys.readouterr().out
@@ -54,7 +55,7 @@ def test_command(runs, tmp_path, capsys):
     # The saved rows give the same choice; runs that did not finish are named.
     early = make_run(tmp_path / "early", "alibi", 0.001, 2.0, last=4)
     with pytest.raises(SystemExit, match="error: 2 of 3 are not in the table"):
-        main([*map(str, (out, early, tmp_path / "absent")), "--out", str(tmp_path / "again")])
+        tape("rates", out, early, tmp_path / "absent", "--out", tmp_path / "again")
     text, table = capsys.readouterr().out, (out / "table.md").read_text()
     assert text.startswith(table.rstrip()) and f"* {early}: " in text
     assert "no validation loss at its last step" in text
@@ -64,7 +65,7 @@ def test_what_cannot_be_chosen_from_is_refused(runs, tmp_path):
     def refused(message, encoding, **changes):
         other = make_run(tmp_path / f"{encoding}_{len(changes)}", encoding, 0.001, 2.0, **changes)
         with pytest.raises(SystemExit, match=message):
-            main([*map(str, runs), str(other), "--out", str(tmp_path / "out")])
+            tape("rates", *runs, other, "--out", tmp_path / "out")
 
     refused(r"eval_blocks: \(absent\) -> 9", "fire", eval_blocks=9)
     refused("were trained with different settings: vocab_size", "rope", vocab_size=5)

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import tape
 
 from tape import provenance
-from tape.results.report import MARK, main
+from tape.results.report import MARK
 
 ROOT = Path(__file__).parent.parent
 PICTURE = min((ROOT / "docs" / "results").rglob("*.png"))
@@ -41,7 +42,7 @@ def output(tmp_path):
 
 def test_the_page_shows_what_the_folders_hold(output, tmp_path, capsys):
     """And nothing that was read becomes a part of it."""
-    main([str(output), str(output / EVIL), "--out", str(tmp_path / "report")])
+    tape("report", output, output / EVIL, "--out", tmp_path / "report")
     (file,) = (tmp_path / "report").iterdir()
     assert str(file) in capsys.readouterr().out
     page = file.read_text()
@@ -65,11 +66,11 @@ def test_what_cannot_be_reported_is_refused(output, tmp_path):
     out, empty = tmp_path / "report", tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(SystemExit, match=r"^error: no results in .*empty: to create .* run tape"):
-        main([str(empty), "--out", str(out)])
+        tape("report", empty, "--out", out)
     assert not out.exists()
     write(out / "index.html", "my own page")
     with pytest.raises(SystemExit, match=r"^error: --out .*index\.html contains something else"):
-        main([str(output), "--out", str(out)])
+        tape("report", output, "--out", out)
     write(out / "index.html", f"<html>{MARK}")  # a report may be made again
-    main([str(output), "--out", str(out)])
+    tape("report", output, "--out", out)
     assert MARK in (out / "index.html").read_text()

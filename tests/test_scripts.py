@@ -102,8 +102,8 @@ def test_a_llama_is_extended_by_the_papers_command(project, text, method):
     assert "weights train:" in trained.out
     assert f"report are in output/llama_{method}" in trained.out
     form = "tape" if method == "adape" else "llama"
-    command = ["-m", "tape.export", f"output/llama_{method}", "--out", "plain", "--format", form]
-    run_command(*command, folder=project, succeeds=True)
+    command = f"-m tape.commands export output/llama_{method} --out plain --format {form}"
+    run_command(*command.split(), folder=project, succeeds=True)
     config = json.loads((project / "plain" / "config.json").read_text())
     assert config["model_type"] == form
 

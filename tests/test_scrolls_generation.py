@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 import torch
+from commands import tape
 from conftest import composed, make_model, refuses
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer, examples_of
@@ -19,7 +20,6 @@ from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.evaluation.questions import Batch, Question
-from tape.tasks import evaluate
 
 
 def make_base(folder, position="tape", seed=1, tokenizer=None, **changes):
@@ -145,7 +145,7 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     words = ["--max_batch_tokens=1000", f"--cache_dir={data / 'cache'}"]  # of the run's own data
     for shard in ("1/2", "2/2"):
         assert not (run / "scrolls" / "qasper.json").exists()
-        evaluate.main([str(run), "--task", "scrolls", *words, f"--shard={shard}"])
+        tape("evaluate", run, "--task", "scrolls", *words, f"--shard={shard}")
     assert json.loads((run / "scrolls" / "qasper.json").read_text()) == found
     scored = json.loads((run / "scrolls" / "qasper_metrics.json").read_text())
     assert scored["num_predicted"] == 30 and 0 <= scored["f1"] <= 100

@@ -9,12 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, tape
 from conftest import refuses
 
-from benchmarks import growth
+from benchmarks import growth, parsers
 from benchmarks import speed as bench
-from benchmarks.parsers import ENCODINGS
 from benchmarks.workloads import CASES, DEVICE, Load
 from tape.evaluation.tables import markdown_table
 
@@ -69,13 +68,17 @@ def test_what_cannot_run_is_left_out(monkeypatch):
     assert [*rows.note] == [bench.TOO_LARGE] * 2 and rows.seconds.isna().all()
 
 
+def parse(words):
+    return bench.on_this_device(parsers.speed(words))
+
+
 @pytest.fixture
 def speed(tmp_path, monkeypatch, capsys):
     """Runs the command in a folder of its own; returns what it prints and its table."""
     monkeypatch.chdir(tmp_path)
 
     def speed(words, out="speed"):
-        bench.main(shlex.split(f"--shape tiny --new 2 --rounds 7 --out {out} {words}"))
+        tape("speed", *shlex.split(f"--shape tiny --new 2 --rounds 7 --out {out} {words}"))
         found = pd.read_csv(Path(out, "speed.csv"), keep_default_na=False)
         return capsys.readouterr().out, found
 
@@ -84,11 +87,11 @@ def speed(tmp_path, monkeypatch, capsys):
 
 def test_methods_alone_have_a_comparison_each():
     words = "--case layer --methods rope tape --backends sdpa --compiled yes --alone"
-    found = [*bench.loads(bench.parse(words.split())).values()]
+    found = [*bench.loads(parse(words.split())).values()]
     assert [methods for _, methods in found] == 2 * [["rope"], ["tape"]]
     assert all(load.compiled for load, _ in found)
     asked = [*words.split(), "--work", "training"]
-    assert [*bench.loads(bench.parse(asked)).values()] == found[2:]
+    assert [*bench.loads(parse(asked)).values()] == found[2:]
     none = [
         "--case",
         "layer",
@@ -98,8 +101,8 @@ def test_methods_alone_have_a_comparison_each():
         "--methods",
         "tape without its update",
     ]
-    refuses("--methods tape without .*: none has the", bench.loads, bench.parse(none))
-    refuses("--work prefill: --case layer has none", bench.loads, bench.parse([*asked, "prefill"]))
+    refuses("--methods tape without .*: none has the", bench.loads, parse(none))
+    refuses("--work prefill: --case layer has none", bench.loads, parse([*asked, "prefill"]))
 
 
 def test_growth_is_the_exponent_of_medians():
@@ -129,7 +132,7 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
     asked = f"--case {' '.join(CASES)} --lengths 8 --backends sdpa --methods rope "
     asked += "'tape without its update' llama lora"
     printed, rows = speed(asked)
-    found = bench.loads(bench.parse(shlex.split(asked))).values()
+    found = bench.loads(parse(shlex.split(asked))).values()
     expected = [(x.case, x.work, method) for x, methods in found for method in methods]
     assert [*zip(rows.case, rows.work, rows.method, strict=True)] == expected
     assert {*rows.case} == {*CASES} and {*rows.backend} == {"sdpa"} and {*rows.length} == {8}
@@ -145,7 +148,7 @@ def test_all_encodings(speed, monkeypatch):
     """Layers are called for their memory and kernels, or a note says why not."""
     monkeypatch.setattr(bench, "in_turn", lambda work, *_: dict.fromkeys(work, [1.0] * 7))
     _, rows = speed("--case layer --lengths 8 --backends eager")
-    assert {*ENCODINGS} < {*rows.method} and (rows.note == "").all()
+    assert {*parsers.ENCODINGS} < {*rows.method} and (rows.note == "").all()
     flex = "--case layer --lengths 8 --backends flex_attention --methods rope alibi"
     _, rows = speed(flex, out="flex")
     assert all((rows.milliseconds == "") == (rows.note != ""))

@@ -13,7 +13,7 @@ from conftest import make_model, random_tokens, refuses
 from every_encoding import POSITIONS
 from test_scrolls_generation import make_base as make_folder
 
-from tape.analysis import inside, stability, visualize
+from tape.analysis import inside, visualize
 from tape.analysis.inside import look_inside, models
 from tape.analysis.stability import attention_change, dot_change, moved
 from tape.provenance import TRAINED
@@ -112,7 +112,9 @@ def make_run(folder, seed, **changes):
 
 def test_the_table_of_two_models(tmp_path, analyse):
     models = [make_folder(tmp_path / name, name) for name in ("rope", "alibi")]
-    text, out = analyse(stability, models, "--length", "16", "--windows", "2", "--shifts", "3", "9")
+    text, out = analyse(
+        "stability", models, "--length", "16", "--windows", "2", "--shifts", "3", "9"
+    )
     assert text == (out / "stability.md").read_text() + f"\nalso in {out}\n"
     rows = pd.read_csv(out / "stability.csv")
     assert len(rows) == 2 * 2 * 2 * 2 * 3  # models, dtypes, moves, shifts, layers
@@ -148,7 +150,7 @@ def test_no_two_rows_have_one_name(seeds, tmp_path):
 def test_what_a_model_refuses_names_it(tmp_path, analyse):
     model = make_folder(tmp_path / "model", {"name": "learned", "length": 20})
     with pytest.raises(SystemExit, match=rf"error: --model {model}: .*'learned' has 20"):
-        analyse(visualize, [model], "--length", "30")
+        analyse("visualize", [model], "--length", "30")
     assert not (tmp_path / "out").exists()
 
 
@@ -183,7 +185,7 @@ def test_pictures_and_the_table(seeds, tmp_path, analyse):
     """Seeds of one run are one row."""
     models = [make_folder(tmp_path / name, name) for name in ("tape", "mixed")]
     given = ("--length", "16", "--windows", "2", "--heads", "1")
-    text, out = analyse(visualize, [*models, *seeds], *given)
+    text, out = analyse("visualize", [*models, *seeds], *given)
     names = product(("attention", "dot_products"), ("tape", "mixed", "rope"))
     assert {path.stem for path in out.glob("*.png")} == {"distance", *map("_".join, names)}
     rows = pd.read_csv(out / "attention.csv")

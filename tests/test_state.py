@@ -6,7 +6,6 @@ import torch
 from conftest import make_model, random_tokens, refuses
 from test_stability import make_folder
 
-from tape.analysis import state
 from tape.analysis.inside import look_inside
 from tape.analysis.state import INTERVENTIONS, intervene, losses_of, phase_by_distance
 from tape.positions.rotary import RotaryLayer
@@ -97,13 +96,13 @@ def test_losses_are_those_of_the_second_half():
 def test_a_text_of_one_window_is_refused(tmp_path, analyse):
     models = [make_folder(tmp_path / "tape", "tape")]
     with pytest.raises(SystemExit, match="one such window, and no other text"):
-        analyse(state, models, "--lengths", "400", "--windows", "8")
+        analyse("state", models, "--lengths", "400", "--windows", "8")
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_tables_and_pictures(tmp_path, analyse):
     models = [make_folder(tmp_path / "tape", "tape")]
-    text, out = analyse(state, models, "--lengths", "8", "16", "--windows", "3")
+    text, out = analyse("state", models, "--lengths", "8", "16", "--windows", "3")
     frame = pd.read_csv(out / "state.csv")
     losses = frame[frame["measure"] == "loss"]
     assert len(losses) == 2 * (1 + len(INTERVENTIONS))

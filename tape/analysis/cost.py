@@ -3,6 +3,7 @@
 torch counts the operations and the memory of a forward pass on fake tensors without data.
 """
 
+import argparse
 import copy
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 from transformers import DynamicCache
 
-from tape import parsers, provenance
-from tape.command import expected_errors
+from tape import provenance
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model.configuration import TapeConfig
@@ -173,9 +173,7 @@ def tables(costs: pd.DataFrame, beside_paper: bool) -> list[str]:
     return [markdown_table(zip(*columns, strict=True)) for columns in (counts, memory)]
 
 
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    arguments = parsers.cost(given)
+def main(arguments: argparse.Namespace) -> None:
     shape, out = {name: getattr(arguments, name) for name in SHAPE}, arguments.out
     positions = tqdm([*encodings(shape)], disable=None)
     costs = pd.DataFrame([cost_of(shape, position) for position in positions])

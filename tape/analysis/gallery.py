@@ -5,6 +5,7 @@ and keys: without an encoding, all scores of a query are equal. A picture shows 
 query's score of itself, which are the differences that softmax sees.
 """
 
+import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -15,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tape import parsers, provenance
+from tape import provenance
 from tape.analysis.cost import configuration
-from tape.command import expected_errors
 from tape.evaluation.figures import side_by_side, write_figure
 from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
@@ -98,10 +98,8 @@ def draw_map(axis: Axes, scores_HTT: Tensor) -> None:
     axis.figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03).ax.tick_params(labelsize=6)
 
 
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Writes curves.png and .svg, maps.png and .svg, and scores.csv to a folder."""
-    arguments = parsers.gallery(given)
     names, out = dict.fromkeys(canonical(name)[0] for name in arguments.encodings), arguments.out
     found = {name: scores(name, arguments.length) for name in names}
     lines = pd.concat({name: pd.DataFrame(by_distance(x).numpy()) for name, x in found.items()})

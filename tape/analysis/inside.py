@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from tape import provenance
-from tape.command import expected_errors, in_one_line, is_expected
+from tape.command import in_one_line, is_expected
 from tape.evaluation.texts import open_text
 from tape.files import write_text
 from tape.model.checkpoint import check_length, fingerprint, read_config
@@ -67,7 +67,6 @@ def windows(
     return text.name, torch.from_numpy(np.stack(found))
 
 
-@expected_errors()
 def carry_out(
     name: str,
     arguments: argparse.Namespace,

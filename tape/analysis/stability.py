@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from tape import parsers
 from tape.analysis.inside import carry_out, check_size, dot_products, look_inside, windows
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
@@ -121,5 +120,5 @@ def _over_seeds(values: list[float]) -> str:
     return f"{fmean(values):.2g}{spread}"
 
 
-def main(given: list[str] | None = None) -> None:
-    carry_out("stability", parsers.stability(given), rows_of, markdown)
+def main(arguments: argparse.Namespace) -> None:
+    carry_out("stability", arguments, rows_of, markdown)

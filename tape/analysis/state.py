@@ -23,7 +23,6 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from tape import parsers
 from tape.analysis import inside
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
@@ -261,5 +260,5 @@ def draw(frame: pd.DataFrame, out: Path) -> None:
         write_figure(effects(more(own), label), out / f"interventions_{name}")
 
 
-def main(given: list[str] | None = None) -> None:
-    inside.carry_out("state", parsers.state(given), rows, markdown, draw)
+def main(arguments: argparse.Namespace) -> None:
+    inside.carry_out("state", arguments, rows, markdown, draw)

@@ -19,7 +19,6 @@ from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tape import parsers
 from tape.analysis import inside
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
@@ -132,8 +131,7 @@ def draw(rows: dict[str, list[inside.Inside]], heads: int, out: Path) -> None:
                 write_figure(figure, out / f"{stem}_{files[row]}")
 
 
-def main(given: list[str] | None = None) -> None:
-    asked = parsers.visualize(given)
+def main(asked: argparse.Namespace) -> None:
     seen: dict[str, list[inside.Inside]] = {}  # by row
 
     def measure(_: argparse.Namespace, folder: Path, about: dict[str, str]) -> list[dict]:

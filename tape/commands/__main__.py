@@ -13,8 +13,10 @@ from tape.command import expected_errors
 from tape.validation import look_up
 
 FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent.parent
 COMMANDS = tomllib.loads((FOLDER / "commands.toml").read_text("utf-8"))
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
+RESUMED = {"perplexity", "evaluate", "lm-eval", "scrolls-generate", "speed"}  # if run once more
 
 
 def usage() -> str:
@@ -26,10 +28,15 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Runs a command in this process: `main` of its module. If the reader of its output has ended,
-    as `head` does, so does the command, without an error message."""
-    name, *arguments = sys.argv[1:] or ["--help"]
+def main(*words: str) -> None:
+    """Runs a command in this process: by default that of the command line. If the reader of its
+    output has ended, as `head` does, so does the command, without an error message."""
+    here = Path.cwd() / "tape" / "commands"
+    if not words and here.is_dir() and not here.samefile(FOLDER):  # not the installed checkout
+        os.execv(sys.executable, [sys.executable, "-m", "tape.commands", *sys.argv[1:]])
+    name, *arguments = words or sys.argv[1:] or ["--help"]
+    sys.argv = [name, *arguments]
+    sys.path[:0] = [str(Path.cwd()), str(ROOT)]
     try:
         try:
             if name in ("-h", "--help"):
@@ -43,20 +50,18 @@ def main() -> None:
         sys.exit(1)
 
 
-def run(name: str, arguments: list[str]) -> None:
-    here, root = Path.cwd() / "tape" / "commands", FOLDER.parent.parent
-    if here.is_dir() and not here.samefile(FOLDER):  # another checkout than the installed one
-        os.execv(sys.executable, [sys.executable, "-m", "tape.commands", *sys.argv[1:]])
-    sys.argv = [name, *arguments]
-    sys.path[:0] = [str(Path.cwd()), str(root)]
-    with expected_errors():  # refused, or helped, before torch is imported
+def run(name: str, words: list[str]) -> None:
+    """Parses the words after a command's name, and calls `main` of its module."""
+    with expected_errors(continues=name in RESUMED):
         target = look_up("command", name, TARGETS)
-        if target.startswith("benchmarks") and not (root / "benchmarks").is_dir():
+        if target.startswith("benchmarks") and not (ROOT / "benchmarks").is_dir():
             raise ValueError(f"{name} times a checkout of the repository; run it there")
+        # Refused, or helped, before torch is imported.
         parsers = import_module(f"{target.partition('.')[0]}.parsers")
         if parse := getattr(parsers, name.replace("-", "_"), None):
-            parse(arguments)
-    import_module(target).main()
+            arguments = parse(words)
+            return import_module(target).main(arguments)
+    import_module(target).main()  # Hydra parses the words
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ seed, and those of submissions (docs/results/submissions), which replace others.
 entry of COLUMNS.
 """
 
+import argparse
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,8 @@ from matplotlib.figure import Figure
 
 from tape import parsers, provenance
 from tape.analysis.cost import configuration, fake_model
-from tape.command import expected_errors
 from tape.evaluation.accuracy import ratio
-from tape.evaluation.figures import PER_ROW, side_by_side, write_figure
+from tape.evaluation.figures import side_by_side, write_figure
 from tape.evaluation.scoring import exp
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
@@ -110,6 +110,8 @@ def longest(task: str, trained: int) -> Column:
     value = lambda run: longest_solved(run.of(FOLDER))  # noqa: E731
     return Column(SYNTHETIC, f"{task} ({trained})", source, value, "median", "max", 0)
 
+
+PANELS = 5  # of the picture, side by side
 
 COLUMNS = (
     Column(LANGUAGE, "perplexity 1x", TEXT, lambda run: exp(loss(run, 1)), "mean", "min", 2),
@@ -270,7 +272,7 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
     learned its task is a cross at 0."""
     every = {name for rows in values.values() for name in rows["encoding"]}
     names = [name for name in names if name in every]
-    figure, panels = side_by_side(len(values), PER_ROW, (2.7, 0.19 * len(names) + 0.7))
+    figure, panels = side_by_side(len(values), PANELS, (2.4, 0.19 * len(names) + 0.7))
     for number, (axes, (column, rows)) in enumerate(zip(panels, values.items(), strict=True)):
         seeds = rows.groupby("encoding")["value"]
         beside = (seeds.cumcount() + 0.5) / seeds.transform("size") - 0.5  # its line
@@ -284,7 +286,7 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
             shortest = column.source.asked["trained"] / 2
             axes.set_xscale("symlog", base=2, linthresh=shortest)
             axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_yticks(range(len(names)), [] if number % PER_ROW else names)
+        axes.set_yticks(range(len(names)), [] if number % PANELS else names)
         axes.set(xlabel=column.title, ylim=(len(names) - 0.4, -0.6))
         axes.grid(alpha=0.3)
     return figure
@@ -318,9 +320,7 @@ def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str
     return text, missing
 
 
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    arguments = parsers.leaderboard(given)
+def main(arguments: argparse.Namespace) -> None:
     text, missing = leaderboard(arguments.folders, arguments.out)
     if arguments.folders:
         provenance.record(arguments.out)

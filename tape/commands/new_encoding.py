@@ -1,13 +1,12 @@
 """`tape new-encoding NAME`: the files of a new encoding, which trains at once and is tested."""
 
+import argparse
 import keyword
 import re
 from pathlib import Path
 
 import yaml
 
-from tape import parsers
-from tape.command import expected_errors
 from tape.files import write_text
 from tape.settings.groups import options
 
@@ -65,9 +64,8 @@ def create(name: str) -> None:
         write_text(ROOT / file, text)
 
 
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    create(name := parsers.new_encoding(given).name)
+def main(arguments: argparse.Namespace) -> None:
+    create(name := arguments.name)
     print(f"tape/positions/{name}.py: its formula\nconfig/position/{name}.yaml: its arguments")
     print(f"{REGISTRY}: its name, registered\n{LOOPS}: its definition, to be written as a loop")
     print(f"test it: python -m pytest tests/test_contract.py -k {name}")

@@ -24,8 +24,6 @@ except ModuleNotFoundError as missing:
         f"error: {missing.name} is missing: EXTRAS=eval bash script/setup.sh"
     ) from missing
 
-from tape import parsers
-from tape.command import expected_errors
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.scoring import DTYPES
 from tape.files import check_folder, check_replaceable, read_object, reading, write_text
@@ -190,8 +188,6 @@ def digest(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
-@expected_errors(continues=True)
-def main() -> None:
-    arguments = parsers.lm_eval()
+def main(arguments: argparse.Namespace) -> None:
     transformers.logging.disable_progress_bar()
     print(f"{make_table(run(arguments))}\nalso in {arguments.out}")

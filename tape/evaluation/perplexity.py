@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import transformers
 
-from tape import parsers
-from tape.command import expected_errors
 from tape.evaluation import scoring
 from tape.evaluation.curves import Binned, binned, figure_of, read_curves, write
 from tape.evaluation.extension import extended, extension
@@ -116,9 +114,7 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
     return f"{table}\n\nalso in {out}, with a picture and the loss by position beside it"
 
 
-@expected_errors(continues=True)
-def main(given: list[str] | None = None) -> None:
-    arguments = parsers.perplexity(given)
+def main(arguments: argparse.Namespace) -> None:
     transformers.logging.disable_progress_bar()
     try:
         print(run(arguments))

@@ -3,6 +3,7 @@
 tape export output/adape_local --out adape-small
 """
 
+import argparse
 import inspect
 import json
 import os
@@ -17,8 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase, logging
 
-from tape import parsers
-from tape.command import expected_errors
 from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
@@ -167,9 +166,7 @@ def _loaded(folder: str, tokens: str, answer: str, dtype: str) -> None:
         save_file({"logits": model.eval()(**load_file(tokens)).logits}, answer)
 
 
-@expected_errors()
-def main() -> None:
-    given = parsers.export()
+def main(given: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     out = export(given.folder, given.out, given.format)
     print(f"{out}: complete, and its logits equal the model's")

@@ -4,11 +4,11 @@ Runs with the same settings but the seed are one row. Results of an earlier comp
 with results.csv and settings.json) count as the runs in it.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tape import parsers, provenance
-from tape.command import expected_errors
+from tape import provenance
 from tape.files import write_text
 from tape.results.figures import write_figures
 from tape.results.rows import Comparison, read
@@ -36,9 +36,7 @@ def compare(
     return text, found
 
 
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    arguments = parsers.compare(given)
+def main(arguments: argparse.Namespace) -> None:
     text, found = compare(**vars(arguments))
     print(text)
     print(f"\nalso in {arguments.out}, with figures and the rows of each run")

@@ -3,6 +3,7 @@
 The seeds of these runs are for the choice only; a comparison takes others.
 """
 
+import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,7 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from tape import parsers, statistics
-from tape.command import expected_errors
+from tape import statistics
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
@@ -126,9 +126,7 @@ def write_choice(found: Choices, target: Path) -> None:
     write_text(target, HEAD + yaml.safe_dump(rates))
 
 
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    arguments = parsers.rates(given)
+def main(arguments: argparse.Namespace) -> None:
     runs, missing = read_all(arguments.folders, "", read_finished)
     found, out = choices(runs), arguments.out
     text = table(found) + missing_note(missing)

@@ -5,6 +5,7 @@ report, and the command, commit and machine. Jinja2 and markdown-it escape all v
 in the head of the page allows no script.
 """
 
+import argparse
 import base64
 import os
 import re
@@ -18,8 +19,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 from tqdm import tqdm
 
-from tape import parsers, provenance
-from tape.command import expected_errors
+from tape import provenance
 from tape.files import check_folder, check_replaceable, write_text
 from tape.provenance import TRAINED
 from tape.runs.folder import CONFIGURATION
@@ -109,7 +109,5 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    arguments = parsers.report(given)
+def main(arguments: argparse.Namespace) -> None:
     print(run(arguments.folders, arguments.out))

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from tape import parsers
 from tape.analysis.state import load
-from tape.command import expected_errors
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import draw_panel, heat_map, write_figure
 from tape.evaluation.journal import OF_THE_RUN, Incomplete, Shard, answering, complete_shard, join
@@ -82,11 +81,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     return evaluation
 
 
-@expected_errors(continues=True)
-def main(words: list[str] | None = None) -> None:
+def main(given: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    given = parsers.evaluate(words)
     if given.task == parsers.SCROLLS:  # answers and metrics of its own
         resolve_name("scrolls.generate:evaluate_run")(given)
     else:

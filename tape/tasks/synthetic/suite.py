@@ -1,5 +1,6 @@
 """All encodings on all tasks: one table and one heat map per encoding."""
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,8 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import fisher_exact
 
-from tape import parsers, provenance
-from tape.command import expected_errors
+from tape import provenance
 from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
@@ -161,9 +161,7 @@ def suite(
     return text, missing
 
 
-@expected_errors()
-def main() -> None:
-    arguments = parsers.suite()
+def main(arguments: argparse.Namespace) -> None:
     text, missing = suite(arguments.folders, arguments.out, arguments.contrasts)
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
