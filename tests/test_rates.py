@@ -40,6 +40,10 @@ def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
         "| rope | 2.5000 | - | 1.8750 | 0.004 * |",
         "| tape | - | - | - | - |",
     ]
+    # Without one of its runs the highest rate cannot be chosen, but the other is the better one.
+    runs[-2:] = [make_run(tmp_path / f"same_{x}", "rope", x, 3.5, seed=8) for x in RATES[:2]]
+    chosen = choices(read_all(runs, "", read_finished)[0])
+    assert chosen.rates == {"rope": 0.002} and chosen.at_boundary == {"rope"}
 
 
 def test_command(runs, tmp_path, capsys):

@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
 from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
-from tape.data.blocks import encode, tokenizer_fingerprint
-from tape.data.tokenizer import load_tokenizer, text_bytes
+from tape.data.blocks import TokenStream, encode, tokenizer_fingerprint
+from tape.data.text_bytes import text_bytes
+from tape.data.tokenizer import load_tokenizer
 from tape.evaluation.texts import open_text
 from tape.model.configuration import TapeConfig
 from tape.model.tokenizer import read_tokenizer
@@ -122,6 +123,7 @@ def learned(model, text, pre_tokenizer, normalizer=None):
 
 
 WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)
+SPACED = pre_tokenizers.ByteLevel(add_prefix_space=True)
 
 
 @pytest.mark.parametrize("read", [lambda folder: load_tokenizer(str(folder)), read_tokenizer])
@@ -151,16 +153,23 @@ NORMALIZERS = [normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase()]
 NORMALIZERS += [normalizers.Strip(), normalizers.Replace(Regex(" +"), " ")]
 
 
+def bytes_of(tokenizer, text):
+    (tokens,) = encode(tokenizer, [text])
+    stream = TokenStream(tokens, 1, len(text.encode()), "")
+    return text_bytes(tokenizer, stream, np.arange(len(tokens)))
+
+
 def test_bytes_are_those_of_the_text_or_unknown():
     """Also those of a line break and of letters for which there are bytes alone."""
-    text = "An old\n text  of 12 e\u0301 \ufb01\u00e9\u4e2d "
+    text = "An old\n text  of (12) e\u0301 \ufb01\u00e9\u4e2d "
     for level, normalizer, pre_tokenizer, is_known in (
         *((True, normalizer, WORDS, False) for normalizer in NORMALIZERS),
         *((False, normalizers.Sequence([each, SPACES]), None, False) for each in NORMALIZERS),
         (True, None, WORDS, True),
-        (True, None, pre_tokenizers.ByteLevel(add_prefix_space=True), True),
+        (True, None, SPACED, True),
         (True, normalizers.ByteLevel(), None, True),
         (True, SPACES, WORDS, False),
+        (True, None, pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), SPACED]), False),
         (True, None, pre_tokenizers.Sequence([REMOVED, WORDS]), False),
         (False, SPACES, None, True),
         (False, normalizers.Sequence([normalizers.Prepend("\u2581"), SPACES]), None, True),
@@ -173,9 +182,8 @@ def test_bytes_are_those_of_the_text_or_unknown():
         made = learned(model, "An old text  of 12 words", pre_tokenizer, normalizer)
         made.decoder = decoders.ByteLevel() if level else decoders.ByteFallback()
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
-        (tokens,) = encode(tokenizer, [text])
-        found = text_bytes(tokenizer, tokens, np.arange(len(tokens)))
-        assert found == (len(text.encode()) if is_known else None), (normalizer, pre_tokenizer)
+        expected = len(text.encode()) if is_known else None
+        assert bytes_of(tokenizer, text) == expected, (normalizer, pre_tokenizer)
 
 
 def test_bytes_of_spaces_and_of_unknown_tokens():
@@ -189,5 +197,4 @@ def test_bytes_of_spaces_and_of_unknown_tokens():
         made = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
         made.normalizer, special = SPACES, {"eos_token": "</s>", "unk_token": "<unk>"}
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **special)
-        (tokens,) = encode(tokenizer, [text])
-        assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected, pieces
+        assert bytes_of(tokenizer, text) == expected, pieces

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -22,14 +21,6 @@ log = logging.getLogger(__name__)
 END, PADDING = "<|endoftext|>", "<|padding|>"
 BYTES = 256
 MAX_PIECE = 256  # characters per piece in texts with longer runs of characters
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of a single byte in SentencePiece's vocabularies
-SPACE = "\u2581"  # the sign of a space there
-# Normalizers of SentencePiece, which can be undone.
-SENTENCEPIECE = [
-    {"type": "Prepend", "prepend": SPACE},
-    {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-]
-PROBE = "a   b\n\n1c"  # whose tokens stand for as many bytes, or one more, if none are left out
 LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
@@ -129,48 +120,3 @@ def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return model["unk_id"]
     name = model.get("unk_token")
     return None if name is None else backend.token_to_id(name)
-
-
-def text_bytes(
-    tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, which: np.ndarray
-) -> int | None:
-    """Returns the size in UTF-8 of the text that some tokens of a stream stand for. EOS stands for
-    none; neither does the space that a tokenizer adds before a document. The size may be one byte
-    short for each document that begins with a space, if the tokenizer itself adds one.
-
-    Args:
-        tokens: (N,) documents, each followed by EOS.
-        which: (M,) places in `tokens`.
-
-    Returns:
-        None for a tokenizer whose tokens do not stand for bytes, such as one of whole words, one
-        that changes texts (by NFC, or lower case), or one that spells the sign of a space in bytes;
-        and if one of the tokens is unknown.
-    """
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocabulary, end = tokenizer.get_vocab(), tokenizer.eos_token_id
-    if "ByteLevel" in json.dumps(backend["decoder"]):
-        sizes = {id_: len(token) for token, id_ in vocabulary.items()}  # a character for each byte
-        reversible = [{"type": "ByteLevel"}]
-    elif backend["model"].get("byte_fallback") and SPACE in vocabulary:
-        sizes = {
-            id_: 1 if BYTE.fullmatch(token) else len(token.replace(SPACE, " ").encode())
-            for token, id_ in vocabulary.items()
-        }
-        reversible = SENTENCEPIECE
-    else:
-        return None
-    normalizer = backend["normalizer"] or {"normalizers": []}
-    if any(part not in reversible for part in normalizer.get("normalizers", [normalizer])):
-        return None
-    for id_, token in tokenizer.added_tokens_decoder.items():
-        if not token.special:
-            sizes[id_] = len(token.content.encode())
-    sizes[end] = 0
-    of = np.zeros(max(sizes) + 1, np.int64)
-    of[[*sizes]] = [*sizes.values()]
-    added = of[tokenizer(PROBE, add_special_tokens=False)["input_ids"]].sum() - len(PROBE)
-    scored, unknown = tokens[which], unknown_id(tokenizer)
-    if added not in (0, 1) or (unknown not in (None, end) and (scored == unknown).any()):
-        return None
-    return int(of[scored].sum() - added * (tokens[which - 1] == end).sum())

@@ -31,8 +31,8 @@ HEAD = """\
 """
 NOTE = """\
 Validation loss in nats per token at the end of training, mean over {} seed(s); -: not all of these
-runs finished. The lowest is chosen. *: the lowest or highest rate with a finished run, so a better
-one may lie beyond it."""
+runs finished. The lowest is chosen. *: the lowest or highest rate with a finished run, or one that
+finished runs of another rate are better than, so a better one may lie beyond it."""
 
 
 class Choices(NamedTuple):
@@ -43,7 +43,7 @@ class Choices(NamedTuple):
     rows: pd.DataFrame  # a row per run: row (the label), rate, seed and value, the loss
     means: pd.DataFrame  # by label and rate, ascending; NaN unless there is a run of every seed
     rates: dict[str, float]  # the chosen one by label, where a rate has a run of every seed
-    at_boundary: set[str]  # labels whose rate is the lowest or highest with a finished run
+    at_boundary: set[str]  # labels that may have a better rate, those of a * in NOTE
 
 
 def read_finished(folder: Path, name: str) -> Run:
@@ -81,9 +81,16 @@ def choices(runs: Sequence[Run]) -> Choices:
     found = statistics.table(rows, ["row", "rate"])
     means = found["mean"].where(found["n"] == rows["seed"].nunique()).unstack()
     means = means.sort_index(axis=1).reindex(names)
-    rates = means.dropna(how="all").idxmin(axis=1).astype(float).to_dict()
+    rates, lowest = (
+        table.dropna(how="all").idxmin(axis=1).astype(float).to_dict()
+        for table in (means, found["mean"].unstack())
+    )
     tried = rows.groupby("row")["rate"].agg(["min", "max"])
-    at_boundary = {label for label, rate in rates.items() if rate in [*tried.loc[label]]}
+    at_boundary = {
+        label
+        for label, rate in rates.items()
+        if rate in [*tried.loc[label]] or rate != lowest[label]
+    }
     return Choices(kind_of(runs), names, rows, means, rates, at_boundary)
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.data.blocks import TokenStream
 from tape.data.ngrams import ORDERS, NGrams
-from tape.data.tokenizer import text_bytes
+from tape.data.text_bytes import text_bytes
 from tape.evaluation.figures import write_figure
 from tape.evaluation.scoring import Perplexity, perplexity
 from tape.evaluation.tables import markdown_table
@@ -111,7 +111,7 @@ def write_report(
     model.eval()
     windows = scored_windows(model, validation, length, tokens)
     scored = places(windows[length])
-    scored_bytes = text_bytes(tokenizer, validation.tokens, scored)
+    scored_bytes = text_bytes(tokenizer, validation, scored)
 
     def scores(each: Perplexity) -> dict[str, float | None]:
         return {"perplexity": each.perplexity, "bits_per_byte": each.bits_per_byte(scored_bytes)}
