@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import ROOT
+from omegaconf import OmegaConf
 from trained import locked
 
 from tape.sweep import compose, engine
@@ -117,11 +118,14 @@ def wrote(path, text=""):
 
 def test_a_run_is_checked_again_where_something_changed(capfd):
     changed = ("texts/text.txt", "date=2024/text.txt", "mine.bin", "config/a", "positions/a")
-    changed += ("model/layer.py", "more/a.txt")
+    changed += ("model/layer.py", "more/a.txt", "my own/a.txt")
     for path in (*changed, "tape/code.py"):
         wrote(path)
-    files = "data.files=[texts/,date=2024/text.txt,other,more/*.txt]"
-    run = make_run("rope", files, "--data=mine.bin", "position=tape")
+    files = ["texts/", "date=2024/text.txt", "other", "more/*.txt", "my own/a.txt"]
+    cfg = {"out": OUT, "evaluation": ["output/e_rope_0", "--data=mine.bin"]}
+    settings = {"data": {"files": files}, "position": {"name": "tape"}}
+    settings |= {"output_dir": "output/e_rope_0", "evaluate": {"evaluate": {}}}
+    run = compose.run_of(cfg, ["output/e_rope_0"], OmegaConf.create(settings), "rope")
     for path in (*changed, run.folder / "model.safetensors", run.receipt, None):
         assert not run.finished()
         assert performed(run) == 0 and run.finished()

@@ -24,6 +24,7 @@ from tape.validation import look_up
 CODE = [PACKAGE / part for part in ("attention", "model", "positions")]
 Sweep = Mapping[str, Any]  # its settings, completed by `sweep_of`
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
+OF_NO_FILE = re.compile(r"\b(name|_target_|output_dir|cache_dir)$")  # position=tape is no folder
 OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
 
 
@@ -35,6 +36,7 @@ class Run:
         row: the varied values, `rope` or `rope_learning_rate_0.001`; runs of a row differ by seed.
         folder, log: where it writes.
         commands: of `tape`: the one that trains it, and those that evaluate it.
+        values: the texts among its settings, some of which name files.
         is_base: whether others start from it.
     """
 
@@ -42,6 +44,7 @@ class Run:
     folder: Path
     log: Path
     commands: tuple[tuple[str, ...], ...]
+    values: frozenset[str] = frozenset()
     is_base: bool = False
 
     @property
@@ -52,10 +55,8 @@ class Run:
         """Returns what determines the results of the run: its commands, Python (its library is the
         text of data=local), and the state of the settings', the model's and all files that it
         reads."""
-        given = [word.partition("=") for _, *words in self.commands for word in words]
-        # position=tape is not the folder tape.
-        values = [value or name for name, _, value in given if value not in options(name)]
-        paths = {path.strip("[]' ") for value in values for path in value.split(",")} - {""}
+        given = [word.partition("=") for _, *words in self.commands[1:] for word in words]
+        paths = {*self.values, *(value or word for word, _, value in given)} - {""}
         for pattern in [path for path in paths if not Path(path).exists()]:
             paths.update(glob(pattern, recursive=True))
         read = [p for p in map(Path, sorted(paths)) if not p.is_relative_to(self.folder)]
@@ -143,7 +144,8 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
         row = row_of(values)
         folder = f"{cfg['runs']}{row}_{seed}"
         own = {"name": Path(folder).name, "output_dir": folder, "seed": seed}
-        given = own | values | ({"base_model": bases[seed][1].output_dir} if bases else {})
+        base = {"base_model": bases[seed][1].output_dir} if bases else {}
+        given = own | values | base
         recipe = [override("experiment", cfg["recipe"])] if cfg["recipe"] else []
         command = [*recipe, *cfg["settings"], *(override(*each) for each in given.items())]
         if row not in rows:
@@ -153,7 +155,7 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
             other = alike.setdefault(json.dumps(settings).replace(folder, ""), row)
             if other != row:
                 raise ValueError(f"{other} and {row} are rows with the same settings; name one")
-        rows[row].update(own)
+        rows[row].update(own | base)
         runs.append(run_of(cfg, command, rows[row], row))
     first: dict[Path, Run] = {}
     for command, found in bases.values():
@@ -175,17 +177,20 @@ def row_of(values: Mapping[str, Any]) -> str:
 def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | None = None) -> Run:
     """Returns the run of a command and what it composes: without a row, of a base model. Commands
     evaluate it (`evaluate` of its settings, where null leaves one out)."""
-    folder = Path(found.output_dir)
+    settings = OmegaConf.to_container(found, resolve=True)
+    folder = Path(settings["output_dir"])
     commands: list[tuple[str, ...]] = [("train", *command)]
-    evaluate = found.evaluate and OmegaConf.to_container(found.evaluate, resolve=True)
-    for name, given in (evaluate or {}).items():
+    for name, given in (settings.pop("evaluate") or {}).items():
         arguments: list[str] = []
         for option, value in (given or {}).items():
             arguments += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
         if given is not None:
             commands.append((name, *arguments, *cfg["evaluation"]))
     log = Path(cfg["out"], f"{folder.name}.log")
-    return Run(row or folder.name, folder, log, tuple(commands), is_base=row is None)
+    read = (value for key, value in nodes(settings) if not OF_NO_FILE.search(key))
+    each = (text for value in read for text in (value if isinstance(value, list) else [value]))
+    values = frozenset(text for text in each if isinstance(text, str))
+    return Run(row or folder.name, folder, log, tuple(commands), values, is_base=row is None)
 
 
 def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> list[str]:
