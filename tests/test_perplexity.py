@@ -20,6 +20,7 @@ from tape.evaluation import scoring
 from tape.evaluation.curves import figure_of, read_curves
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
+from tape.evaluation.texts import open_text
 from tape.evaluation.windows import CONVENTIONS, batches_of, spread, windows_of
 from tape.files import write_text
 from tape.runs import folder as runs
@@ -59,6 +60,16 @@ def options(folder, data, *given):
 
 def evaluate(folder, data, *given):
     return entry.run(parsers.perplexity(options(folder, data, *given)))
+
+
+def test_a_model_that_is_written_again_meanwhile_is_refused(folder, text_file, monkeypatch):
+    def rewritten(*given, **how):
+        (weights := folder / "model.safetensors").write_bytes(weights.read_bytes())
+        return open_text(*given, **how)
+
+    monkeypatch.setattr(entry, "open_text", rewritten)
+    refuses("llama_tape was written again while it was read: repeat", evaluate, folder, text_file)
+    assert not (folder / "perplexity.csv").exists()
 
 
 def table(path):

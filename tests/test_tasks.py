@@ -225,11 +225,19 @@ def test_a_worker_that_is_killed_loses_nothing_that_is_done(name, folder, monkey
     with pytest.raises(OSError, match=r"was killed, .* repeat the command"):
         evaluate(folder, name, "--processes 2")
     monkeypatch.undo()
+    with monkeypatch.context() as others:
+        others.setattr(workers, "_begin", begin_after_a_change)
+        with refused(match="the model was written again while it was read: repeat"):
+            evaluate(folder, name, "--processes 2")
     evaluate(folder, name, "--samples 5")  # nothing was: other settings may follow
 
 
 def die(batch):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def begin_after_a_change(folder, answer, load, files, begin=workers._begin):
+    begin(folder, answer, load, files[:-1])
 
 
 @pytest.mark.parametrize("name", ["addition"])

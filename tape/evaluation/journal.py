@@ -22,7 +22,7 @@ import transformers
 from tqdm import tqdm
 
 from tape.files import reading, write_text
-from tape.model.checkpoint import load
+from tape.model.checkpoint import REWRITTEN, load, state_of_files
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import differences, locked
 
@@ -181,12 +181,12 @@ def answering(
     if processes is None:
         processes = torch.get_num_threads() if model.device.type == "cpu" else 1
     if processes > 1:
-        return partial(_side_by_side, processes, (folder, answer, load))
+        return partial(_side_by_side, processes, (folder, answer, load, model.read_from))
     return lambda batches: ((n, answer(model, beside, x)) for n, x in batches.items())
 
 
 def _side_by_side(
-    processes: int, work: tuple[Path, Answer, Load], batches: dict[int, Any]
+    processes: int, work: tuple[Path, Answer, Load, Any], batches: dict[int, Any]
 ) -> Iterator[tuple[int, Any]]:
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin, work) as pool:
         try:
@@ -202,13 +202,13 @@ def _side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
-def _begin(folder: Path, answer: Answer, load: Load) -> None:
+def _begin(folder: Path, answer: Answer, load: Load, files: Any) -> None:
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
     Thread(target=_end_with_parent, daemon=True).start()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    _work = (answer, *load(folder))
+    _work = (answer, *load(folder), state_of_files(folder) == files)
 
 
 def _end_with_parent() -> None:
@@ -217,5 +217,7 @@ def _end_with_parent() -> None:
 
 
 def _answer(batch: Any) -> Any:
-    answer, model, beside = _work
+    answer, model, beside, as_before = _work
+    if not as_before:
+        raise ValueError(f"the model {REWRITTEN}")
     return answer(model, beside, batch)

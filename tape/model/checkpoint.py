@@ -25,6 +25,7 @@ CONFIG = "config.json"
 OF_ADAPTER = "adapter_config.json"
 WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
 WITHOUT_EFFECT += ("adapter.base_model_name_or_path", "adapter.peft_version")
+REWRITTEN = "was written again while it was read: repeat the command"
 SHA256 = 64  # digits; a revision on the hub has fewer
 
 
@@ -65,6 +66,7 @@ def load_model(
         ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
             without its base; for weights that are not finite.
     """
+    files = state_of_files(folder)
     adapted = weight_files(folder)[0].name == ADAPTER
     config = read_config(folder, position)
     source, where = _base(folder, config) if adapted else (folder, {"local_files_only": True})
@@ -90,6 +92,7 @@ def load_model(
         )
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     check_finite(folder, model)
+    model.read_from = files
     if position is None and changed_code(folder, model):
         print(
             f"note: the code of the decoder or its encoding has changed since {folder} was trained;"
@@ -253,15 +256,24 @@ def fingerprint(folder: Path) -> str:
     return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
+def state_of_files(folder: Path) -> list[tuple[int, int]]:
+    """Returns what tells whether a model's files have been written again."""
+    found = (path.stat() for path in (folder / CONFIG, *weight_files(folder)) if path.exists())
+    return [(file.st_ino, file.st_mtime_ns) for file in found]
+
+
 def identified(folder: Path, model: TapeForCausalLM) -> dict[str, str]:
     """Returns hashes of what determines the results of the model from a folder: its weights,
-    configuration (and that of an adapter) and code."""
+    configuration (and that of an adapter) and code. Raises a ValueError if they are others by now.
+    """
     settings = read_object(folder / CONFIG)
     if (folder / ADAPTER).is_file():
         settings |= {f"adapter.{key}": x for key, x in read_object(folder / OF_ADAPTER).items()}
     told = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
     content = json.dumps(told, sort_keys=True).encode()
     hashes = {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}
+    if state_of_files(folder) != model.read_from:
+        raise ValueError(f"{folder} {REWRITTEN}")
     return hashes | {"code": provenance.fingerprint(model)}
 
 
