@@ -26,10 +26,11 @@ def check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, cached: bool = True) -> Iterator[Path]:
     """Yields a temporary folder to fill and renames it to `target`; removes it on failure.
 
-    If another process created `target` meanwhile, that folder stays: both have the same content.
+    If another process created `target` meanwhile, that folder stays: both have the same content if
+    they are `cached`; otherwise an OSError is raised.
     """
     with naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -42,9 +43,10 @@ def new_folder(target: Path) -> Iterator[Path]:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
         try:
-            work.rename(target)
+            with naming(target):
+                work.rename(target)
         except OSError:
-            if not target.is_dir():
+            if not (cached and target.is_dir()):
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

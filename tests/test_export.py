@@ -225,6 +225,10 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"error: .* a Llama computes another function"):
         tape("export", run, "--out", out, "--format", "llama")
     assert not out.exists() and not list(tmp_path.glob(".out*"))
+    with monkeypatch.context() as meanwhile, pytest.raises(OSError, match=r"not empty: '.*/out'"):
+        meanwhile.setattr("tape.export.verify", lambda *_: shutil.copytree(cut, out))
+        export(run, out)
+    shutil.rmtree(out)
     save = PreTrainedTokenizerFast.save_pretrained
 
     def damage(tokenizer, folder):

@@ -34,6 +34,14 @@ def save(number, frame):
     time.sleep(0.2)
     (run / "checkpoint").write_text(str(number))
     sys.exit(75)
+if "orphan" in told and command == "train" and not (run / "begun").exists():
+    def end(number, frame):
+        (run / "told").touch()
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, end)
+    (run / "begun").touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
 if "die" in told:
     os.kill(os.getppid() if "worker" in told else os.getpid(), signal.SIGKILL)
 if f"fail {command}" in told:
@@ -149,6 +157,15 @@ def test_a_run_that_is_killed_fails_and_the_others_go_on(capfd):
     err = capfd.readouterr().err
     assert "e_rope_0 did not finish" in err and "the process that starts the commands" in err
     assert runs[2].finished() and not any(run.finished() for run in runs[:2])
+
+
+def test_a_run_without_its_worker_is_told_to_end():
+    run = make_run("rope", "orphan")
+    assert performed(run) == 1
+    waits = iter(range(1000))
+    while not (run.folder / "told").exists() and next(waits, None) is not None:
+        time.sleep(0.02)
+    assert (run.folder / "told").exists() and performed(run) == 0
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from tape.training.callbacks import (
     Stopped,
     peak_memory,
 )
+from tape.training.trainer import LanguageModelTrainer
 
 
 def report_of(folder):
@@ -196,15 +198,32 @@ def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, quick_run, 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start):
     folder = start("trainer.max_steps=4")
-    full = OSError("No space left on device")
-    with mock.patch("torch.save", side_effect=full), pytest.raises(OSError, match="No space"):
-        start()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, limits[1]))  # less than the optimizer has
+    try:
+        with pytest.raises(OSError, match=r"checkpoint-8 cannot be written: is the disk full\?"):
+            start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (folder / SAVING / "checkpoint-8" / "model.safetensors").exists()
     assert checkpoint_names(folder) == ["checkpoint-4"]
     assert verify_checkpoint(folder / "checkpoint-4") is None
     start()
     assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
     assert not (folder / SAVING).exists()
+
+
+def test_a_process_without_a_saved_state_draws_other_numbers_than_before(tmp_path):
+    """As the second one does if there was one, or the only one if there were two."""
+    drawn = set()
+    for world, rank, step in ((2, 0, 4), (2, 1, 4), (2, 1, 8), (1, 0, 8)):
+        trainer = object.__new__(LanguageModelTrainer)
+        trainer.args = SimpleNamespace(world_size=world, process_index=rank, seed=0)
+        with torch.random.fork_rng():
+            first = torch.manual_seed(0) and torch.rand(()).item()
+            trainer._load_rng_state(str(tmp_path / f"checkpoint-{step}"))
+            drawn |= {first, torch.rand(()).item()}
+    assert len(drawn) == 5
 
 
 def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(

@@ -46,7 +46,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     model, tokenizer, recorded = load(folder)
     if format == "llama":
         require_llama(model)
-    with new_folder(out) as work:
+    with new_folder(out, cached=False) as work:
         model.config.use_cache = True  # disabled during training
         if model.config.adaptation is not None:  # without the place of a local folder
             model.config.adaptation |= {"base_model": base_of(recorded)[0]}

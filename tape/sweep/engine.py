@@ -153,6 +153,9 @@ class Engine:
             send(group, self.stopped)
         try:
             status = await answer(reader)
+        except ChildProcessError:  # of its worker; the command would go on, out of reach of `stop`
+            send(group, signal.SIGTERM)
+            raise
         finally:
             self.groups.remove(group)
         self.idle.append((reader, writer))

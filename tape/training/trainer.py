@@ -1,6 +1,7 @@
 """transformers' Trainer with verified checkpoints and a guard before every step."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,14 +17,21 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import PrinterCallback, ProgressCallback, Trainer, default_data_collator
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    default_data_collator,
+    set_seed,
+)
 from transformers.trainer_utils import EvalLoopOutput
 
 from tape.files import write_text
+from tape.hashing import keys_of
 from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
 from tape.provenance import TRAINED
-from tape.runs.folder import SAVING, clear_unfinished, finalize_checkpoint, remove_old
+from tape.runs.folder import SAVING, clear_unfinished, finalize_checkpoint, remove_old, step_of
 from tape.runs.metrics import MetricsFile
 from tape.training import callbacks
 from tape.training.optimizer import decayed, optimizer_of
@@ -167,13 +175,25 @@ class LanguageModelTrainer(Trainer):
         # transformers saves here; `_save_checkpoint` renames complete checkpoints.
         return str(Path(self.args.output_dir, SAVING))
 
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # A process of which the checkpoint has no state would draw the first numbers again.
+        if checkpoint is not None:
+            key = keys_of(self.args.seed, step_of(Path(checkpoint)), self.args.process_index)
+            set_seed(int(key[0] >> 32))
+        super()._load_rng_state(checkpoint)
+
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder, step = Path(self.args.output_dir), self.state.global_step
         work, target = folder / SAVING / f"checkpoint-{step}", folder / f"checkpoint-{step}"
         if not self._weights_are_finite(model):
             raise callbacks.NonFiniteLoss(f"weights are not finite after step {step}: not saved")
         self.continued.record()
-        super()._save_checkpoint(model, trial)
+        try:
+            super()._save_checkpoint(model, trial)
+        except RuntimeError as error:
+            if re.search("inline_container|iostream", str(error)):  # torch's writer
+                raise OSError(f"{work} cannot be written: is the disk full?") from error
+            raise
         self.accelerator.wait_for_everyone()  # each process writes its part
         if self.is_world_process_zero():
             finalize_checkpoint(work, target)
