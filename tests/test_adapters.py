@@ -10,7 +10,7 @@ import torch
 from conftest import composed, gradients, make_model, perturb, random_tokens, refuses
 from every_encoding import POSITIONS
 from omegaconf import OmegaConf
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from trained import losses
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -107,6 +107,13 @@ def test_what_was_trained_is_what_is_saved_and_merged(trained, base, blocks, tmp
     made = model.config.adaptation
     assert (made["method"]["name"], made["base_model"]) == (method, str(base))
     assert model.config.max_position_embeddings == LENGTH
+    if method not in WHOLE:  # peft would load the base as it is
+        same = method in ("lora", "longlora")
+        named = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        assert named == (str(base) if same else None)
+        if same:
+            found = loss_of(AutoPeftModelForCausalLM.from_pretrained(folder), blocks)
+            assert found == pytest.approx(loss, abs=1e-5)
     model.save_pretrained(tmp_path)
     if method in ROTARY:
         require_llama(model)

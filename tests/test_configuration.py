@@ -112,6 +112,25 @@ def test_aliases_are_the_papers_names():
     assert {alias: make_config(alias).position["name"] for alias in names} == names
 
 
+@pytest.mark.parametrize("position", ["yarn", "tape", "learned", "abacus", "randpe"])
+def test_a_model_has_the_name_of_a_checkpoint_of_its_function(tmp_path, position):
+    """TRL loads a reference model by it, and peft the base of an adapter."""
+    saved = make_model(position)
+    saved.save_pretrained(tmp_path)
+    changed = TapeConfig.from_pretrained(tmp_path)
+    changed.num_recurrences += 1
+    for kind in (TapeForCausalLM, TapeModel, AutoModelForCausalLM):
+        for change, name in (
+            ({"use_cache": False, "max_position_embeddings": 2 * TRAIN_LENGTH}, str(tmp_path)),
+            ({"position": saved.config.position}, str(tmp_path)),
+            ({"position": "nope"}, ""),
+            ({"config": changed}, ""),
+        ):
+            model = kind.from_pretrained(tmp_path, **change)
+            parts = (model, model.base_model, model.config)
+            assert {each.name_or_path for each in parts} == {name}, change
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_a_saved_configuration_says_every_argument(tmp_path, name):
     config = make_config({"name": name})

@@ -122,7 +122,7 @@ def adapt(
     for name in weights_of_encoding(model):
         whole.add("context" if ".context." in name else "position")
     if method.lora is not None:
-        return _with_lora(model, method.lora, base, whole)
+        return _with_lora(model, method.lora, whole)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(method.everything or not whole.isdisjoint(name.split(".")))
     if not trainable(model):
@@ -134,10 +134,9 @@ def adapt(
     return model
 
 
-def _with_lora(model: TapeForCausalLM, lora: LoRA, base: str, whole: set[str]) -> PeftModel:
+def _with_lora(model: TapeForCausalLM, lora: LoRA, whole: set[str]) -> PeftModel:
     config = LoraConfig(
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,

@@ -4,13 +4,13 @@ from __future__ import annotations  # `strict` would refuse values by their type
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
@@ -30,6 +30,13 @@ ARGUMENTS |= {"quantization_config", "per_layer_config"}
 ARGUMENTS |= {"rope_scaling", "rope_theta", "partial_rotary_factor"}
 ARGUMENTS |= {"original_max_position_embeddings"}
 ARGUMENTS |= {"torch_dtype", "sep_token_id", "tie_encoder_decoder", "tie_last_hidden_states"}
+# Fields that change no output: the training length is in the arguments and schedules it settles.
+IDLE = {"max_position_embeddings", "initializer_range", "attention_dropout", "use_cache"}
+IDLE |= {"pad_token_id", "bos_token_id", "eos_token_id", "pretraining_tp", "adaptation"}
+IDLE |= {field.name for field in fields(PreTrainedConfig)}
+# Arguments of `from_pretrained` that say where a checkpoint is.
+PLACE = {"cache_dir", "force_download", "gguf_file", "local_files_only", "revision", "subfolder"}
+PLACE |= {"token"}
 log = logging.getLogger(__name__)
 
 
@@ -148,6 +155,17 @@ class TapeConfig(LlamaConfig):
             config.num_hidden_layers *= self.num_recurrences
             config.num_recurrences, config.sliding_window = 1, None
         return config
+
+    def is_that_of(self, checkpoint: str, arguments: Mapping[str, Any]) -> bool:
+        """Returns whether the checkpoint that these arguments of `from_pretrained` lead to computes
+        the same function from the same weights."""
+        place = {name: arguments[name] for name in PLACE & arguments.keys()}
+        try:
+            saved = type(self).from_pretrained(checkpoint, **place)
+        except (OSError, ValueError):  # it has no such configuration
+            return False
+        names = {field.name for field in fields(self)} - IDLE
+        return all(getattr(self, name) == getattr(saved, name) for name in names)
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):

@@ -45,6 +45,19 @@ class TapePreTrainedModel(PreTrainedModel):
         config.position = positions.configure(config, config.position)
         super().__init__(config)
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """As in transformers, but a model does not keep the name of a checkpoint of another
+        function, such as a Llama that it replaces the encoding of: by its name other programs load
+        TRL's reference model, or the base of peft's adapters."""
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        given = pretrained_model_name_or_path is not None
+        if given and not model.config.is_that_of(model.name_or_path, kwargs):
+            for each in (model.config, model, model.base_model):
+                each.name_or_path = ""
+        return loaded
+
     @property
     def dtype(self) -> torch.dtype:
         """The widest dtype of the weights, in which transformers loads them all, none rounded."""
