@@ -123,6 +123,18 @@ def test_continuous_batching_is_refused():
         model.generate(torch.tensor([[1, 2, 3]]), cache_implementation="paged")
 
 
+def test_assisted_decoding_behind_cached_tokens_is_refused():
+    """transformers gives all tokens to the model again, behind those of the cache."""
+    model, prompt = make_model("alibi"), random_tokens(1, 5)
+    settings, cache = {"do_sample": False, "max_new_tokens": 6}, GrowingCache()
+    turn = model.generate(prompt, past_key_values=cache, **settings)
+    for assisted in ({"assistant_model": make_model("rope")}, {"prompt_lookup_num_tokens": 2}):
+        new = model.generate(prompt, past_key_values=GrowingCache(), **settings, **assisted)
+        assert torch.equal(new, turn)
+        with pytest.raises(ValueError, match=r"of 10 tokens, .* give no cache"):
+            model.generate(turn, past_key_values=cache, **settings, **assisted)
+
+
 def test_a_cache_that_drops_tokens_is_refused():
     """transformers makes one for a configuration of another model with a window."""
     model, tokens = make_model("rope", sliding_window=3), random_tokens(1, 9)

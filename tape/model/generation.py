@@ -57,6 +57,13 @@ class TapeGenerationMixin(GenerationMixin):
         super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, *args, **kwargs
         )
+        assisted = generation_mode is GenerationMode.ASSISTED_GENERATION
+        if assisted and given is not None and (count := int(given.get_seq_length())):
+            raise ValueError(
+                "assisted decoding (assistant_model, prompt_lookup_num_tokens) with "
+                f"past_key_values of {count} tokens, which transformers would give to the model "
+                "again; give no cache"
+            )
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         made = type(cache) is DynamicCache and given is None
         if made and generation_config.cache_implementation is None:
