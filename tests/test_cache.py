@@ -135,6 +135,14 @@ def test_assisted_decoding_behind_cached_tokens_is_refused():
             model.generate(turn, past_key_values=cache, **settings, **assisted)
 
 
+def test_assistance_by_some_of_the_layers_is_refused():
+    """transformers would leave their number in the configuration."""
+    model, prompt = make_model("rope"), random_tokens(1, 5)
+    with pytest.raises(ValueError, match=r"assistant_early_exit=1: .* give an assistant_model"):
+        model.generate(prompt, assistant_early_exit=1)
+    model(prompt)
+
+
 def test_a_cache_that_drops_tokens_is_refused():
     """transformers makes one for a configuration of another model with a window."""
     model, tokens = make_model("rope", sliding_window=3), random_tokens(1, 9)

@@ -64,6 +64,11 @@ class TapeGenerationMixin(GenerationMixin):
                 f"past_key_values of {count} tokens, which transformers would give to the model "
                 "again; give no cache"
             )
+        if (early := generation_config.assistant_early_exit) is not None:
+            raise ValueError(
+                f"assistant_early_exit={early}: the decoder cannot leave layers out; give an "
+                "assistant_model or prompt_lookup_num_tokens"
+            )
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         made = type(cache) is DynamicCache and given is None
         if made and generation_config.cache_implementation is None:
