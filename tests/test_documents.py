@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model, random_tokens, refuses
+from transformers import DataCollatorWithFlattening
 
 from tape.data.blocks import as_example
 from tape.model.indices import number_documents
+from tape.model.inputs import PACKED
 from tape.training.text import separate
 
 IDS = torch.tensor([[7] * 4 + [3] + [7] * 6, [0] * 11, [5] * 2 + [4] * 9])
@@ -34,6 +36,27 @@ def test_what_documents_exclude_is_refused():
         refuses(r"allowed: integers of shape \(3, 11\)", model, tokens, document_ids=wrong)
     model.train().set_shifted_attention(4)
     refuses("shifted groups with document_ids", model, tokens, document_ids=IDS)
+
+
+@pytest.mark.parametrize("position", ["rope", "tape", "fox", "path", "abacus"])
+def test_what_transformers_packs_are_documents(position):
+    """Its collator, which TRL's equals."""
+    rows = [{"input_ids": row.tolist()} for row in random_tokens(1, 11)[0].split([4, 1, 6])]
+    told = {"return_flash_attn_kwargs": True, "return_seq_idx": True}
+    batch, model = DataCollatorWithFlattening(**told)(rows), make_model(position).train()
+    assert batch.keys() > PACKED
+    tokens = {name: batch.pop(name) for name in ("input_ids", "labels")}
+    expected = model(**tokens, document_ids=IDS[:1])
+    for names in (batch.keys(), PACKED, {"seq_idx", "position_ids"}, {"cu_seq_lens_q"}):
+        found = model(**tokens, **{name: batch[name] for name in names})
+        assert torch.equal(found.logits, expected.logits) and found.loss == expected.loss
+    for also, message in (
+        ({"position_ids": batch["position_ids"] + 1}, "allowed: a count from 0 in each document"),
+        ({"document_ids": IDS[:1]}, "document_ids with cu_seq_lens_q or seq_idx"),
+    ):
+        refuses(message, model, **tokens | batch | also)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'seq_ids'"):
+        model(**tokens, seq_ids=batch["seq_idx"])
 
 
 def test_a_training_step_equals_one_per_document():

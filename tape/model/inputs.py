@@ -4,7 +4,8 @@ by window, token indices and documents, coordinates, and the cache.
 The layers themselves (`tape.model.layer`) know none of it.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from tape.model.cache import GrowingCache
 from tape.positions.base import Positions, Tokens
 from tape.tensor_validation import refuse_unless
 
+# Arguments in which transformers' collators tell packed documents.
+PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+
 
 class Call(NamedTuple):
     """The arguments of a forward pass (`TapeModel.forward`)."""
@@ -32,6 +36,7 @@ class Call(NamedTuple):
     output_attentions: bool | None = None
     document_ids: Tensor | None = None
     predicted_positions: Tensor | None = None
+    packed: Mapping[str, Any] | None = None
 
 
 class LayerInputs(NamedTuple):
@@ -67,6 +72,8 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
             f"for {steps}, recurrences included: layers cannot be added, removed or "
             "reordered (also not by peft's layer_replication); make a new model"
         )
+    if call.packed:
+        call = _with_documents(call, model.training)
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
         kernels = {None: backends.shifted(config, model.s2_group_size, batch)}
@@ -92,6 +99,29 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         found = LayerInputs(tokens, *kernels[window], idx, final, visible[window], needed)
         layers.append(found)
     return Inputs(x_BTC, states, layers, batch.cache)
+
+
+def _with_documents(call: Call, training: bool) -> Call:
+    """Returns a call with document_ids in place of what transformers' collators give."""
+    if unknown := sorted(call.packed.keys() - PACKED):
+        raise TypeError(f"forward() got an unexpected keyword argument {unknown[0]!r}")
+    ids, bounds = call.packed.get("seq_idx"), call.packed.get("cu_seq_lens_q")
+    if bounds is not None:
+        given = call.inputs_embeds if call.input_ids is None else call.input_ids
+        slots = torch.arange(given.shape[:2].numel(), device=given.device)
+        ids = torch.searchsorted(bounds.to(slots), slots, right=True).view(given.shape[:2])
+    if ids is None:
+        return call
+    if call.document_ids is not None:
+        raise ValueError("document_ids with cu_seq_lens_q or seq_idx: give one of them")
+    if call.position_ids is not None:
+        refuse_unless(
+            call.position_ids == indices.number_documents(ids, None)[1],
+            "position_ids with cu_seq_lens_q or seq_idx: allowed: a count from 0 in each document; "
+            "give these, or none",
+            now=not training,
+        )
+    return call._replace(position_ids=None, document_ids=ids)
 
 
 def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:

@@ -4,6 +4,7 @@ contains no code for specific encodings.
 
 from contextlib import AbstractContextManager
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +147,7 @@ class TapeModel(TapePreTrainedModel):
         output_attentions: bool | None = None,
         document_ids: Tensor | None = None,
         predicted_positions: Tensor | None = None,
+        **packed: Any,
     ) -> BaseModelOutputWithPast:
         """
         Args:
@@ -163,6 +165,8 @@ class TapeModel(TapePreTrainedModel):
                 attend within their document, and token indices restart in each. Without a cache.
             predicted_positions: of labels (`tape.model.loss`): a CPU then spares tokens that no
                 prediction depends on the MLPs, so that their states are not complete.
+            packed: cu_seq_lens_q, seq_idx and others, as transformers' collators and TRL give them
+                for packed documents: `document_ids` follow from them.
 
         Raises:
             ValueError: for contradictory arguments, and for what the backend does not support.
@@ -177,6 +181,7 @@ class TapeModel(TapePreTrainedModel):
             output_attentions,
             document_ids,
             predicted_positions,
+            packed,
         )
         inputs = layer_inputs(self, call)
         x_BTC, states = inputs.x_BTC, inputs.states
@@ -225,6 +230,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         document_ids: Tensor | None = None,
         predicted_positions: Tensor | None = None,
         skip_logits: bool = False,
+        **packed: Any,
     ) -> CausalLMOutputWithPast:
         """Takes the arguments of `TapeModel`, and:
 
@@ -259,6 +265,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             predicted_positions=predicted_positions if fused else None,
             # The configuration decides about what is not given.
             **{f"output_{name}": value for name, value in shown.items() if value is not None},
+            **packed,
         )
         x_BTC, loss, logits, head = outputs.last_hidden_state, None, None, self.lm_head
         if fused:
