@@ -241,6 +241,15 @@ def test_with_weights_of_integers(position):
     torch.testing.assert_close(pieces, model(tokens).logits, **EXACT)
 
 
+@torch.no_grad()
+@in_modes
+def test_quantized_dynamically(position):
+    model, tokens = make_model(position), random_tokens(2, LENGTH)
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    expected = model(tokens).logits
+    assert (quantized(tokens).logits - expected).norm() < 0.1 * expected.norm()
+
+
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 @all_models
 @pytest.mark.parametrize("reentrant", [True, False])

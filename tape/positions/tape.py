@@ -95,9 +95,9 @@ class TapeLayer(RotaryLayer):
             shape = (mlp_out.shape[0], self.num_heads, *e.shape[2:])  # B, K, T, 2, F
             gates = None
             if self.feed_forward:
-                kind = self.gate.weight.dtype
-                if kind.is_floating_point:  # quantized weights take numbers of any dtype
-                    mlp_out = mlp_out.to(kind)
+                weight = self.gate.weight
+                if isinstance(weight, Tensor) and weight.is_floating_point():
+                    mlp_out = mlp_out.to(weight.dtype)  # quantized weights take any dtype
                 gates = F.silu(self.gate(mlp_out)).to(e.dtype)
             if shape[2] == 1 and self.order == ORDERS[True, True]:
                 e = self._of_one_token(e.expand(shape).flatten(2), attended_e, gates).view(shape)
