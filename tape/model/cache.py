@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, QuantizedCache
 from transformers.cache_utils import DynamicLayer
 
 from tape.attention.payload import Values
@@ -19,14 +19,18 @@ def cached_extras(
 ) -> Tensor | None:
     """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width), free slots
     of a static cache included; None without any. Refuses keys of other encodings."""
-    if layer_idx >= len(cache.layers) or not cache.layers[layer_idx].is_initialized:
-        return None
-    keys, length = cached_keys(cache, layer_idx), cache.get_seq_length(layer_idx)
-    if keys.ndim < 4 or (isinstance(length, int) and keys.shape[2] < length):
+    known = layer_idx < len(cache.layers) and cache.layers[layer_idx].is_initialized
+    lossy = isinstance(cache, QuantizedCache)
+    if known:
+        keys, length = cached_keys(cache, layer_idx), cache.get_seq_length(layer_idx)
+        lossy |= keys.ndim < 4 or (isinstance(length, int) and keys.shape[2] < length)
+    if lossy:
         raise ValueError(
             f"position '{encoding}' with a cache that rounds or drops cached tokens: it keeps more "
             "of each token than keys and values; use a cache of all tokens that is not quantized"
         )
+    if not known:
+        return None
     check_channels(encoding, "keys", keys, head_dim + width, keys.shape[1])
     return keys[..., -width:]
 
