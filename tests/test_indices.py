@@ -185,6 +185,8 @@ def test_position_ids_of_other_shapes_are_refused(position):
     for wrong in (ids[0], ids[:, :1], ids[:, :8], torch.arange(10)[None], ids.expand(3, -1)):
         with pytest.raises(ValueError, match=r"shape .*: allowed: \(2, 9\) or \(1, 9\)"):
             model(tokens, position_ids=wrong)
+    with pytest.raises(ValueError, match=r"shape \(9,\): allowed: \(1, 9\), one"):
+        model(tokens[:1], position_ids=ids[0])
     expected = model(tokens, position_ids=ids).logits
     for kind in (torch.uint8, torch.int16):
         assert torch.equal(model(tokens, position_ids=ids.to(kind)).logits, expected)

@@ -237,9 +237,10 @@ def _coordinates(
             )
         B, T = batch.x_BTC.shape[:2]
         if ids.shape not in ((1, T), (B, T)):
+            allowed = " or ".join(f"({rows}, {T})" for rows in sorted({B, 1}, reverse=True))
             raise ValueError(
-                f"position_ids of shape {tuple(ids.shape)}: allowed: ({B}, {T}) or (1, {T}), one "
-                "for each new token"
+                f"position_ids of shape {tuple(ids.shape)}: allowed: {allowed}, one for each new "
+                "token"
             )
         ids = ids.long()
     if ids is not None and ids.shape[1] > 1 and not position.ordered and batch.mask is None:
