@@ -1,5 +1,7 @@
 """Tables of pages that no command prints as they stand: their cells are those of the rows."""
 
+from itertools import product
+
 import pandas as pd
 from test_docs import RESULTS, ROOT
 
@@ -48,17 +50,34 @@ def test_parts_maps_and_widths_of_tape():
     assert f", minus that of 4 | {cells} |" in text
 
 
+BASELINES = ("rope", "fire")
+
+
 def test_encodings_added_on_text():
     rows = load([RESULTS / "text", RESULTS / "text_more"])
     whole = rows[(rows["measure"] == "loss") & rows["first"].isna()]
-    for encoding in load([RESULTS / "text_more"])["row"].unique():
-        cells = [encoding]
-        for baseline, length in (("rope", 256), ("rope", 1024), ("fire", 1024)):
-            found = differences(whole[whole["length"] == length], baseline).loc[encoding]
-            cells.append(f"{found['mean']:+.3f} ± {found['half_width']:.3f}")
-            cells += [f"{found['p']:.2g}"] * (length == 1024)
-        table = (RESULTS / "text_more" / "table.md").read_text()
-        assert f"| {' | '.join(cells)} |" in table
+    table = (RESULTS / "text_more" / "table.md").read_text()
+    found = {}
+    for encoding, baseline in product(load([RESULTS / "text_more"])["row"].unique(), BASELINES):
+        for length, own in whole.groupby("length"):
+            x = found[encoding, baseline, length] = differences(own, baseline).loc[encoding]
+            interval = f"{x['mean']:+.4f} ± {x['half_width']:.4f}"
+            line = f"| {encoding} | {baseline} | {length:,.0f} | {interval} |"
+            assert f"\n{line} {x['p']:.2g} | {x['detectable']:.2g} |\n" in table
+    assert table.count("\n") == 7 + len(found)
+    text = " ".join(page("text").split())
+    named = {"t5": 0.12, "fox": 0.08, "kerple": 0.09}
+    assert "FoX and KERPLE** cannot be told from FIRE (0.12, 0.08 and 0.09 nats would be)" in text
+    for (encoding, baseline, length), x in found.items():
+        if encoding in named and baseline == "fire":
+            assert x["p"] > 0.05 and x["detectable"] < named[encoding] + 0.005
+        elif baseline == "fire":
+            assert x["mean"] > 0 and x["p"] < 0.0325 and "worse than FIRE at all three" in text
+        elif encoding not in named and length == 256:
+            assert x["p"] > 0.155 and x["detectable"] < 0.065
+        elif length == 1024:
+            assert x["mean"] < 0 and x["p"] < 0.05
+    assert "(p at least 0.16; 0.06 would be)" in text and "(p at most 0.032)" in text
 
 
 def test_pass_keys_of_each_seed():

@@ -60,9 +60,8 @@ def text_bytes(
     tokens, unknown = stream.tokens, unknown_id(tokenizer)
     if added not in (0, 1) or (unknown not in (None, end) and (tokens[which] == unknown).any()):
         return None
-
-    def size(which: np.ndarray) -> int:
-        return int(of[tokens[which]].sum() - added * (tokens[which - 1] == end).sum())
-
-    short = stream.bytes - size(np.arange(len(tokens)))
-    return size(which) if 0 <= short <= added * stream.documents else None
+    counts = np.bincount(tokens, minlength=len(of))
+    short = stream.bytes - (counts @ of - added * counts[end])
+    if not 0 <= short <= added * stream.documents:
+        return None
+    return int(of[tokens[which]].sum() - added * (tokens[which - 1] == end).sum())
