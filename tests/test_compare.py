@@ -176,7 +176,9 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
         ValueError, match="--baseline 'tpae' is not a row; choose one of tape, rope"
     ):
         compare(runs, tmp_path / "out", "grid", baseline="tpae")
-    refuses(r"no runs were given|has none of", read, [tmp_path / "nothing"])
+    nothing = tmp_path / "nothing"
+    told = f"has none of .*`tape perplexity --out {nothing}/compare/perplexity.csv`"
+    refuses(told, read, [nothing])
     assert not (tmp_path / "out").exists()
 
 

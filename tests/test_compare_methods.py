@@ -52,11 +52,17 @@ def runs(tmp_path):
     return found
 
 
+def test_learning_rates_are_those_of_each_evaluation(runs, tmp_path):
+    rate = {"trainer__learning_rate": 0.4}
+    runs.append(make_run(tmp_path / "keys_adape_0", "adape", 0, right={4: 1, 8: 0}, **rate))
+    assert "adape 0.2 (perplexity) 0.4 (passkey)" in markdown(read(runs))
+
+
 def test_the_picture_names_all_and_draws_what_was_measured(runs):
     figure = curves(read(runs))
     drawn = [{line.get_label(): line for line in axes.lines} for axes in figure.axes]
     lengths, positions, keys = drawn
-    here = ["not extended", "trained up to here"]
+    here = ["not extended", "base trained up to here", "extended up to here"]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {*lengths} == {*positions} == {*legend} == {*here, "adape", "lora"}
     assert {*keys} == {*here, "lora"}
@@ -64,7 +70,8 @@ def test_the_picture_names_all_and_draws_what_was_measured(runs):
     assert positions["adape"].get_ydata().tolist() == pytest.approx([math.log(35)] * 15)
     assert max(positions["adape"].get_xdata()) > 28  # of the windows of 32
     assert keys["lora"].get_ydata().tolist() == pytest.approx([1, 0.5])
-    assert [axes[here[1]].get_xdata()[0] for axes in (lengths, keys)] == [8, 4]
+    marks = [[axes[label].get_xdata()[0] for label in here[1:]] for axes in drawn]
+    assert marks == [[8, 32], [8, 32], [4, 8]]
     assert len(figure.axes[0].collections) == 1  # the band of lora, the others have one seed
     only_keys = read([run for run in runs if run.name.startswith("keys")])
     assert len(curves(only_keys).axes) == 1

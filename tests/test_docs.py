@@ -206,6 +206,7 @@ for name, chosen, baseline in (
     ("bases", BASES, "adape"),
     ("encodings", {}, "rope"),
     ("text", {}, "rope"),
+    ("text_more", {}, None),
     ("bigrams", {}, "tape"),
     ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
     ("checkpoints", {}, None),

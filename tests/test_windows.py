@@ -49,6 +49,7 @@ def test_a_sample_of_windows_fits_and_scores_no_token_twice(available, longest, 
 def test_windows_that_cannot_be():
     for lengths, stride in (([32, 16], 8), ([257, 512], 256)):
         assert strides_of("sliding", lengths) == dict.fromkeys(lengths, stride)
+    assert strides_of("paper", [64, 512]) == {64: 64, 512: 64}  # no gaps
     refuses("63 tokens of text are fewer than one window of 64", spread, 63, 64, 64, 8, 100)
     refuses(r"stride=16 must lie in 1\.\.15", spread, 64, 16, 64, 16, 100)
     refuses(r"stride=16 must lie in 1\.\.15", strides_of, "sliding", [32, 16], 16)

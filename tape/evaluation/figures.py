@@ -81,13 +81,13 @@ def draw_panel(
     axes: Axes,
     panel: Panel,
     rows: pd.DataFrame,
-    trained: int | None = None,
+    trained: Mapping[str, int] = {},
     styles: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
-    """Draws the curves of a panel; a red line marks the end of the `trained` length."""
+    """Draws the curves of a panel, and lines at the `trained` lengths, by what they mean."""
     curve(rows, panel.x, axes=axes, styles=styles)
-    if trained is not None:
-        axes.axvline(trained, color="tab:red", linestyle=":", label="trained up to here")
+    for (label, length), style in zip(trained.items(), (":", "-."), strict=False):
+        axes.axvline(length, color="tab:red", linestyle=style, label=label)
     log_axes(axes, panel.log)
     if panel.share:
         axes.set_ylim(-0.03, 1.03)

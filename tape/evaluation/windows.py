@@ -57,9 +57,10 @@ CONVENTIONS = {"sliding": sliding, "paper": paper, "longlora": longlora, "disjoi
 
 
 def strides_of(convention: str, lengths: list[int], stride: int | None = None) -> dict[int, int]:
-    """Returns the stride by window length: as given, or the length for `disjoint`, STRIDE for the
-    others; for `sliding`, half of the shortest length if that is STRIDE or less. Raises a
-    ValueError for a stride that the convention does not allow."""
+    """Returns the stride by window length: as given, or the length for `disjoint`. For the others
+    STRIDE, but the shortest length if that is less (of `sliding` half of it, if it is not more), as
+    no token may be left out. Raises a ValueError for a stride that the convention does not
+    allow."""
     if convention == "disjoint":
         for length in lengths:
             if stride not in (None, length):
@@ -67,7 +68,8 @@ def strides_of(convention: str, lengths: list[int], stride: int | None = None) -
         return {length: length for length in lengths}
     shortest = min(lengths)
     if stride is None:
-        stride = shortest // 2 if convention == "sliding" and shortest <= STRIDE else STRIDE
+        own = shortest // 2 if convention == "sliding" else shortest
+        stride = own if shortest <= STRIDE else STRIDE
     if convention == "sliding":
         check_stride(stride, shortest)
     return dict.fromkeys(lengths, stride)

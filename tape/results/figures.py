@@ -26,7 +26,7 @@ def curves(found: Comparison) -> Figure | None:
     figure = Figure(figsize=(4.6 * len(panels) + 1.8, 4.3), layout="constrained")
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (kind, panel, rows) in zip(every, panels, strict=True):
-        trained = None if panel.x == "step" else _trained(found, kind)
+        trained = {} if panel.x == "step" else _trained(found, kind)
         draw_panel(axes, panel, rows, trained, styles)
         for style, measure in zip((":", "-.", "--"), panel.levels, strict=False):
             if len(level := select(found.rows[kind], measure)):
@@ -37,11 +37,17 @@ def curves(found: Comparison) -> Figure | None:
     return figure
 
 
-def _trained(found: Comparison, kind: str) -> int:
-    """The trained length of the base of methods, else of all runs."""
-    groups = found.groups[kind]
-    run = (groups.get(BASE) or groups[found.rows[kind]["row"].iloc[0]])[0]
-    return run.asked[kind].get("trained", run.settings["length"])
+def _trained(found: Comparison, kind: str) -> dict[str, int]:
+    """The trained length; with methods, that of their base and, if all have the same, theirs."""
+    lengths = {
+        label: runs[0].asked[kind].get("trained", runs[0].settings["length"])
+        for label, runs in found.groups[kind].items()
+    }
+    if BASE not in lengths:
+        return {"trained up to here": lengths[found.rows[kind]["row"].iloc[0]]}
+    marks = {"base trained up to here": lengths.pop(BASE)}
+    own = {*lengths.values()}
+    return marks | {"extended up to here": own.pop()} if len(own) == 1 else marks
 
 
 def write_figures(found: Comparison, out: Path) -> None:

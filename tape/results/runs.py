@@ -135,8 +135,9 @@ def read_run(folder: Path, name: str | None) -> Run:
     Raises a ValueError or an OSError if it did not finish or was not evaluated since."""
     if name is None:
         names = ", ".join(FOLDERS)
-        how = "as with `tape perplexity --name compare`, or give an evaluation's folder"
-        raise ValueError(f"{folder} has none of {names}: evaluate it first, {how}")
+        how = f"as with `tape perplexity --out {folder / 'compare' / 'perplexity.csv'}`"
+        what = f"{folder} has none of {names}: evaluate it first, {how}"
+        raise ValueError(f"{what}, or give an evaluation's folder")
     place = folder / name
     seed, settings = settings_of(folder)
     tables: dict[str, pd.DataFrame] = {}

@@ -86,9 +86,14 @@ def markdown(found: Comparison, baseline: str | None = None) -> str:
 
 
 def _own_rates(found: Comparison) -> list[str]:
-    """The learning rates that labels do not name, if rows have different ones."""
-    first: dict[str, float | None] = {}
-    for groups in found.groups.values():
-        first = {label: runs[0].settings.get(RATE) for label, runs in groups.items()} | first
-    unnamed = [f"{label} {first[label]}" for label in found.labels if RATE not in label]
-    return unnamed if len({*first.values()}) > 1 else []
+    """The learning rates that labels do not name, if rows, or evaluations of a row, have different
+    ones."""
+    rates: dict[str, dict[float | None, list[str]]] = {label: {} for label in found.labels}
+    for kind, groups in found.groups.items():
+        for label, runs in groups.items():
+            rates[label].setdefault(runs[0].settings.get(RATE), []).append(kind)
+    lines = []
+    for label, own in rates.items():
+        told = (f"{x} ({', '.join(kinds)})" if len(own) > 1 else f"{x}" for x, kinds in own.items())
+        lines += [] if RATE in label else [f"{label} {' '.join(told)}"]
+    return lines if len(set().union(*rates.values())) > 1 else []

@@ -72,7 +72,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         write_figure(figure, results / "heatmap")
     for panel in view.panels:  # at most one
         axes = Figure(layout="constrained").subplots()
-        draw_panel(axes, panel, panel.of(rows), evaluation.asked["trained"])
+        trained = {"trained up to here": evaluation.asked["trained"]}
+        draw_panel(axes, panel, panel.of(rows), trained)
         axes.legend()
         write_figure(axes.figure, results / "lengths")
     pictures = ", ".join(path.name for path in sorted(results.glob("*.png")))
