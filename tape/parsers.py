@@ -184,7 +184,8 @@ def compare(given: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
-    add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
+    across = "settings that may differ, such as 'model.*'"
+    add("--across", nargs="+", action="extend", default=[], help=across)
     add("--within", nargs="+", default=[], help="settings that may differ in a row: 'base_*'")
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
     return parser.parse_args(given)

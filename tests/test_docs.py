@@ -246,7 +246,7 @@ def test_the_table_of_parts_is_that_of_the_results():
             assert told == f"{each.mean:+.{digits}f} ± {each.half_width:.{digits}f}"
 
 
-PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
+PARTS = {"text": ["text", "text_more", "bigrams"], "context_extension": ["extension", "bases"]}
 PARTS |= {"suite": ["tasks"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
 
 

@@ -66,18 +66,25 @@ def test_encodings_added_on_text():
             assert f"\n{line} {x['p']:.2g} | {x['detectable']:.2g} |\n" in table
     assert sum(table.count(f" | {baseline} | ") for baseline in BASELINES) == len(found)
     text = " ".join(page("text").split())
-    named = {"t5": 0.12, "fox": 0.08, "kerple": 0.09}
+    near, worse = {"t5": 0.12, "fox": 0.08, "kerple": 0.09}, {"selective": 0.12, "repo": 0.04}
     assert "FoX and KERPLE** cannot be told from FIRE (0.12, 0.08 and 0.09 nats would be)" in text
+    assert "(p at most 0.017) and cannot be told from it at the trained one (p 0.22; 0.07" in text
+    assert "twice that (p at most 0.044) and cannot be told from it at four times (0.12 and" in text
+    assert "All seven are worse than FIRE at all three lengths (p at most 0.031)" in text
     for (encoding, baseline, length), x in found.items():
-        if encoding in named and baseline == "fire":
-            assert x["p"] > 0.05 and x["detectable"] < named[encoding] + 0.005
+        is_near, is_worse, far = encoding in near, encoding in worse, length == 1024
+        if baseline == "fire" and is_near:
+            assert x["p"] > 0.05 and x["detectable"] < near[encoding] + 0.005
         elif baseline == "fire":
-            assert x["mean"] > 0 and x["p"] < 0.0325 and "worse than FIRE at all three" in text
-        elif encoding not in named and length == 256:
-            assert x["p"] > 0.155 and x["detectable"] < 0.065
-        elif length == 1024:
-            assert x["mean"] < 0 and x["p"] < 0.05
-    assert "(p at least 0.16; 0.06 would be)" in text and "(p at most 0.032)" in text
+            assert x["mean"] > 0 and x["p"] < 0.0315
+        elif is_worse and far:
+            assert x["p"] > 0.05 and x["detectable"] < worse[encoding] + 0.005
+        elif is_worse:
+            assert x["mean"] > 0 and x["p"] < 0.0445
+        elif not is_near and far:
+            assert x["mean"] < 0 and x["p"] < 0.0175
+        elif not is_near and length == 256:
+            assert round(x["p"], 2) == 0.22 and x["detectable"] < 0.075
 
 
 def test_pass_keys_of_each_seed():

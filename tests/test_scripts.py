@@ -171,6 +171,13 @@ def given(command, name):
     return [word.partition("=")[2] for word in command if word.startswith(f"{name}=")]
 
 
+def test_what_varies_may_differ_between_the_rows_of_the_comparison():
+    words = ["sweep=encodings", "vary.position=[rope]", "vary.trainer.learning_rate=[0.1]"]
+    assert "--across" not in commands(*words)[-1]
+    more = ["vary.trainer.max_steps=[3,10]", "vary.model=[small]"]
+    assert commands(*words, *more)[-1][-3:] == ["--across", "trainer.max_steps", "model.*"]
+
+
 def test_values_and_seeds_are_combined():
     words = ["sweep=encodings", "vary.position=[tape,rope]"]
     words += ["vary.trainer.learning_rate=[1e-3,2e-5]", "seeds=0 7", "name=rates"]

@@ -84,8 +84,8 @@ def make_run(row, *told, seed=0, **changes):
 
 
 def performed(*runs, **changes):
-    cfg = {"out": str(OUT), "jobs": 2, "compare": "compare", "seconds": None, "baseline": None}
-    return perform(cfg | changes, runs)
+    cfg = {"out": str(OUT), "jobs": 2, "compare": "compare", "seconds": None}
+    return perform(cfg | {"baseline": None, "vary": {}} | changes, runs)
 
 
 def trainings(run):

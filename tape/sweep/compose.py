@@ -26,6 +26,7 @@ Sweep = Mapping[str, Any]  # its settings, completed by `sweep_of`
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
 OF_NO_FILE = re.compile(r"\b(name|_target_|output_dir|cache_dir)$")  # position=tape is no folder
 OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
+OF_ROWS = re.compile(r"(position|peft|ablation)\b.*|trainer\.learning_rate|learning_rates\..*")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     schema.check("jobs", cfg["jobs"], schema.integer(1))
     schema.check("seconds", cfg["seconds"], schema.optional(schema.NOT_NEGATIVE))
     varied = ((axis, values) for axis, values in nodes(cfg["vary"]) if not isinstance(values, dict))
-    axes = {axis: [*dict.fromkeys(words(values))] for axis, values in varied}
+    axes = cfg["vary"] = {axis: [*dict.fromkeys(words(values))] for axis, values in varied}
     seeds = [*dict.fromkeys(words(cfg["seeds"]))]
     for seed in seeds:
         schema.check("seeds", seed, schema.integer(0, 2**32 - 1))
@@ -196,7 +197,8 @@ def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | Non
 def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> list[str]:
     """Returns the command that compares runs, if there is one. A baseline that is a row of the
     sweep stands for the first of its runs that did not fail, if any. Runs that failed are named in
-    the comparison, but those with the results of an earlier time are left out."""
+    the comparison, but those with the results of an earlier time are left out. What varies besides
+    encodings, methods and their rates may differ between its rows."""
     if not cfg["compare"]:
         return []
     command, *flags = shlex.split(cfg["compare"])
@@ -205,6 +207,9 @@ def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> l
         baseline = next((run.folder for run in named if run not in failed), None)
     flags += [] if "--out" in flags else ["--out", cfg["out"]]
     flags += ["--baseline", str(baseline)] if baseline else []
+    varied = [axis for axis in cfg["vary"] if not OF_ROWS.fullmatch(axis)]
+    if command == "compare" and varied:
+        flags += ["--across", *(f"{axis}.*" if options(axis) else axis for axis in varied)]
     rows = dict.fromkeys(run.row for run in runs)
     told = [run for run in runs if run not in failed or not run.receipt.is_file()]
     folders = (str(run.folder) for row in rows for run in told if run.row == row)
