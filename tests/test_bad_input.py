@@ -181,6 +181,7 @@ COMMAND_LINES = [
     ("+foo=3", r"\+foo=3: there is no such setting"),
     ("+report.foo=3", r"\+report\.foo=3: there is no such setting"),
     ("optimizer.foo=3", r"optimizer\.foo: there is no such setting"),
+    ("position.scaling=3", r"setting.*; \+position\.scaling=\.\.\. gives an argument"),
     ("rates=text", r"rates=text: this experiment has one learning rate"),
     ("trainer.optim_args=momentum=0.9", r"args=momentum=0\.9: .*; quote a value with ="),
     ("name=${nothing}", r"nothing"),

@@ -69,8 +69,10 @@ def explained(error: Exception, name: str) -> object:
     if name == "train":
         known |= {f"trainer.{field}" for field in trainer_fields()}
     hint = suggestion(refused[1], known - {refused[1]}).partition(" Known: ")[0]
-    of_runs = "; settings of the runs follow --" if name == "sweep" else ""
-    return f"{refused[1]}: there is no such setting{hint} --help lists all{of_runs}"
+    more = "; settings of the runs follow --" if name == "sweep" else ""
+    if refused[1].startswith("position."):
+        more = f"; +{refused[1]}=... gives an argument of the encoding that its file does not list"
+    return f"{refused[1]}: there is no such setting{hint} --help lists all{more}"
 
 
 def parsed(words: list[str]) -> list[Override]:
