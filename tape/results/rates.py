@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
@@ -106,9 +107,13 @@ def table(found: Choices) -> str:
 
 def draw(found: Choices) -> Figure:
     """Returns losses against rates, a line per encoding. The chosen rate has a star; a hollow one
-    lies at the boundary."""
-    figure = curve(found.rows, "rate", styles={x: {"linestyle": "--"} for x in [*found.names][10:]})
-    (axes,) = figure.axes
+    lies at the boundary. The axis shows the two lowest losses of each encoding: one that diverged
+    would flatten all others."""
+    figure = Figure(figsize=(7.6, 4.8), layout="constrained")
+    axes = figure.subplots()
+    styles = {label: {"linestyle": "--"} for label in [*found.names][10:]}
+    curve(found.rows, "rate", axes=axes, styles=styles)
+    figure.legend(loc="outside right upper")
     for line in axes.get_lines():
         if (rate := found.rates.get(line.get_label())) is not None:
             colour = line.get_color()
@@ -118,6 +123,10 @@ def draw(found: Choices) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(found.means.columns, [f"{rate:g}" for rate in found.means])
     axes.set(xlabel="learning rate", ylabel="validation loss at the end, nats per token")
+    losses = found.means.where(np.isfinite(found.means))
+    low, high = losses.min(axis=None), losses.apply(lambda x: x.nsmallest(2).max(), axis=1).max()
+    if low < high:
+        axes.set_ylim(low - 0.1 * (high - low), high + 0.2 * (high - low))
     return figure
 
 
