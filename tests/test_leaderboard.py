@@ -84,6 +84,7 @@ def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
     write_runs(tmp_path, [*mine, replace(runs[0], rows=runs[0].rows.assign(reached=0))])
     text, missing = board.leaderboard([tmp_path], tmp_path / "out")
     assert not missing and text.count("[mine](encodings.md#definitions)") == 1
+    assert f"\n\n* {FLIPS.title}: rope (seed {runs[0].seed})\n\n" in text
     rows = pd.read_csv(tmp_path / "out" / "leaderboard.csv", index_col=["column", "encoding"])
     rows, before = rows.loc[FLIPS.title], board.values_of(FLIPS, []).query("encoding == 'rope'")
     assert [*rows.loc["mine", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(mine)]

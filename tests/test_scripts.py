@@ -224,6 +224,7 @@ sweep=passkey jobs=0 | jobs=0 must be an integer >= 1
 sweep=passkey seconds=10m | seconds='10m' must be a number >= 0, or null
 sweep=passkey evaluation=['out=x.csv'] | out=x\.csv is set by the sweep
 sweep=passkey baseline=foo | unknown baseline 'foo'
+sweep=passkey baseline=rope vary.trainer.max_steps=[5,6] | baseline=rope: several rows have it
 sweep=encodings vary.tokenizer=[a/b,a-b] | two runs have one folder
 sweep=passkey name=../outside | name='\.\./outside' must be one folder of
 sweep=passkey length=64 | length: .*; settings of the runs follow --$

@@ -175,6 +175,21 @@ def runs_of(source: Source, given: Sequence[Run]) -> list[Run]:
     return runs
 
 
+def replaced_note(given: Sequence[Run]) -> str:
+    """Names the rows in which given runs stand for committed or submitted ones, if there are any:
+    RoPE's change the differences of all rows."""
+    lines = []
+    for source in {id(column.source): column.source for column in COLUMNS}.values():
+        own = {(row_of(run), run.seed) for run in given if source.takes(run)}
+        others = [*chain.from_iterable(map(committed, source.rows)), *submitted()] if own else []
+        found = own & {(row_of(run), run.seed) for run in others if source.takes(run)}
+        told = ", ".join(f"{row} (seed {seed})" for row, seed in sorted(found))
+        titles = "; ".join(column.title for column in COLUMNS if column.source is source)
+        lines += [f"* {titles}: {told}"] if found else []
+    head = "In place of committed runs (RoPE's also in the differences of other rows):"
+    return "\n".join([head, "", *lines, "\n"]) if lines else ""
+
+
 def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
     """Returns the columns encoding, seed, value (inf where training diverged), and whether the run
     has learned its task. Raises a ValueError for a seed without the run of RoPE that its value is
@@ -305,7 +320,7 @@ def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str
     found = {column: cells_of(column, rows) for column, rows in values.items()}
     order = next(cells["value"] for x, cells in found.items() if x.title.startswith(FRONT))
     names.sort(key=lambda name: order.get(name, np.inf))
-    text = tables(found, names)
+    text = replaced_note(runs) + tables(found, names)
     filled = {x: cells for x, cells in found.items() if len(cells)}
     page = PAGE.read_text(encoding="utf-8").format(tables=text, columns=sources(filled))
     write_text(out / "leaderboard.md", page)

@@ -95,7 +95,7 @@ def _check_same(path: Path, header: Header, expected: Header) -> None:
     if changes := differences(before, now):
         raise ValueError(
             f"{path} holds another evaluation ({'; '.join(changes)}): give this one another "
-            f"name=... or folder, or remove {path.parents[1]} and the files created from it"
+            f"name or folder, or remove {path.parents[1]} and the files created from it"
         )
 
 

@@ -131,8 +131,8 @@ def locked(folder: Path) -> Iterator[None]:
             # POSIX locks belong to one process: data-loader workers that outlive it hold none.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
-            what = f"another process is using {folder}"
-            raise ValueError(f"{what}; wait for it, or choose another name=...") from error
+            what = f"another process is using {folder}: wait for it, or give this one another"
+            raise ValueError(f"{what} name or folder") from error
         except OSError as error:
             what = f"cannot be locked on this file system ({error.strerror})"
             raise ValueError(f"{folder} {what}; choose another output_dir=...") from error

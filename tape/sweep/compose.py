@@ -107,6 +107,9 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
         raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
     rows = {run.row for run in runs}
     if cfg["baseline"]:
+        if any(cfg["baseline"] in each and len(each) < len(rows) for each in axes.values()):
+            what = f"baseline={cfg['baseline']}: several rows have it; choose one of"
+            raise ValueError(f"{what} {', '.join(sorted(rows))}")
         known = rows | options("position") | options("peft")  # labels may say more than the row
         look_up("baseline", cfg["baseline"].split()[0], dict.fromkeys(known))
     elif cfg["usual_baseline"] in rows:
