@@ -164,8 +164,7 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
     def refused(message, seed=7, **changes):
         (name,) = changes or ["other"]
         other = make_adder(tmp_path / name, "tape", seed, **changes)
-        with pytest.raises(ValueError, match=message):
-            read([*runs, other], "grid")
+        refuses(message, read, [*runs, other], "grid")
 
     refused(r"evaluated with different .*: samples: 10 -> 20", asked={"samples": 20})
     refused(r"model\.hidden_size: 8 -> 16; .* with --across", model__hidden_size=16)

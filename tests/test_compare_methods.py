@@ -81,8 +81,7 @@ def test_what_was_trained_or_measured_otherwise_is_refused(runs, tmp_path):
     def refused(message, perplexities=AT, **changes):
         shutil.rmtree(tmp_path / "other", ignore_errors=True)
         other = make_run(tmp_path / "other", "ft", 0, perplexities, **changes)
-        with pytest.raises(ValueError, match=f"/.* and .*other were {message}"):
-            read([*runs, other], "extend")
+        refuses(f"/.* and .*other were {message}", read, [*runs, other], "extend")
 
     refused("trained with different settings: length: 32 -> 16;", length=16)
     refused(f"trained .* base_weights: {BASE} -> a;", base_weights="a")

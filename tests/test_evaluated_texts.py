@@ -101,15 +101,12 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
 
 
 def test_a_run_that_names_no_text_is_refused(tmp_path):
-    def refused(message):
-        with pytest.raises(ValueError, match=message):
-            open_text("run", None, tmp_path, tmp_path)
-
-    refused(r"has no trained\.json; give the text's name or file")
+    opened = open_text, "run", None, tmp_path, tmp_path
+    refuses(r"has no trained\.json; give the text's name or file", *opened)
     for recorded, message in (
         ({"_target_": "arithmetic.problems.Problems"}, "was not trained on a text"),
         ({"_target_": "tape.data.tokenize_corpus"}, "was not trained on a text"),
         ({"files": "a"}, "trained.json is damaged"),
     ):
         (tmp_path / "trained.json").write_text(json.dumps({"data": recorded}))
-        refused(message)
+        refuses(message, *opened)

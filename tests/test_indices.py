@@ -4,7 +4,15 @@ import copy
 
 import pytest
 import torch
-from conftest import CACHE_CHANGES, CACHES, in_pieces, make_cache, make_model, random_tokens
+from conftest import (
+    CACHE_CHANGES,
+    CACHES,
+    in_pieces,
+    make_cache,
+    make_model,
+    random_tokens,
+    refuses,
+)
 from transformers import DataCollatorWithFlattening
 
 from tape.positions import ENCODINGS
@@ -37,8 +45,7 @@ def test_a_mask_of_other_values_than_0_and_1_is_refused(change):
         lambda: model.train()(tokens, attention_mask=mask, labels=tokens),
         lambda: model.eval().generate(tokens, attention_mask=mask, **settings),
     ):
-        with pytest.raises(ValueError, match=r"attention_mask .* 0 at padding and 1 at tokens"):
-            call()
+        refuses(r"attention_mask .* 0 at padding and 1 at tokens", call)
 
 
 # Gaps that differ from row to row: before the first token, then between the calls below.
@@ -106,9 +113,8 @@ def test_a_restart_of_position_ids_is_refused(position):
     model, tokens = make_model(position), random_tokens(2, 6)
     for row in ([0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4], [4, 5, 6, 7, 8, 8], [-1, 0, 1, 2, 3, 4]):
         for training in (False, True):
-            with pytest.raises(ValueError, match=RESTART):
-                ids = torch.tensor([[*range(6)], row])
-                model.train(training)(tokens, position_ids=ids, use_cache=False)
+            given = {"position_ids": torch.tensor([[*range(6)], row]), "use_cache": False}
+            refuses(RESTART, model.train(training), tokens, **given)
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -118,9 +124,8 @@ def test_a_step_back_behind_a_cache_is_refused(kind, given):
     cache = started(model, tokens, 5, kind, COUNTED if given else None)
     for where in ([[0]], [[4]], [[5], [2]], [[0, 1, 2]], [[5, 6, 6]]):
         part = tokens[:, 5 : 5 + len(where[0])]
-        with pytest.raises(ValueError, match=RESTART):
-            inputs = {"position_ids": torch.tensor(where), "past_key_values": copy.deepcopy(cache)}
-            model(part, **inputs)
+        inputs = {"position_ids": torch.tensor(where), "past_key_values": copy.deepcopy(cache)}
+        refuses(RESTART, model, part, **inputs)
     if kind != "static":
         cache.crop(-2)
         model(tokens[:, 3:5], position_ids=COUNTED[:, 3:5], past_key_values=cache)
@@ -139,8 +144,7 @@ def test_only_real_tokens_are_judged(kind):
         torch.testing.assert_close(pieces[real], full[real], **EXACT)
     restarts = where.clone()
     restarts[1, 6] = 3
-    with pytest.raises(ValueError, match=RESTART):
-        model(tokens, attention_mask=mask, position_ids=restarts)
+    refuses(RESTART, model, tokens, attention_mask=mask, position_ids=restarts)
 
 
 def test_learned_rows_stand_for_anything_that_has_one():
@@ -162,8 +166,7 @@ def test_what_was_refused_leaves_nothing_in_a_cache(kind):
     full = model(tokens, position_ids=GAPS, use_cache=False).logits
     cache = started(model, tokens, 5, kind, GAPS)
     for where, message in ((GAPS[:, :1], RESTART), (GAPS[:, 5:6] + 9, "eval_length=16")):
-        with pytest.raises(ValueError, match=message):
-            model(tokens[:, 5:6], position_ids=where, past_key_values=cache)
+        refuses(message, model, tokens[:, 5:6], position_ids=where, past_key_values=cache)
     pieces = in_pieces(model, tokens[:, 5:], [1, 3], cache, position_ids=GAPS[:, 5:])
     torch.testing.assert_close(pieces, full[:, 5:], **EXACT)
 
@@ -172,8 +175,7 @@ def test_what_was_refused_leaves_nothing_in_a_cache(kind):
 def test_packed_documents_are_refused_where_indices_may_repeat(position):
     rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 2
     batch, model = DataCollatorWithFlattening()(rows), make_model(position)
-    with pytest.raises(ValueError, match=r"begin again with 0: .* give document_ids"):
-        model(**batch, use_cache=False)
+    refuses(r"begin again with 0: .* give document_ids", model, **batch, use_cache=False)
     # A bias would round those of keys down, and not those of queries.
     with pytest.raises(ValueError, match=r"position_ids of torch\.float32: allowed: integers"):
         model(random_tokens(1, 9), position_ids=COUNTED * 1.0)
@@ -183,10 +185,8 @@ def test_packed_documents_are_refused_where_indices_may_repeat(position):
 def test_position_ids_of_other_shapes_are_refused(position):
     model, tokens, ids = make_model(position).train(), random_tokens(2, 9), torch.arange(9)[None]
     for wrong in (ids[0], ids[:, :1], ids[:, :8], torch.arange(10)[None], ids.expand(3, -1)):
-        with pytest.raises(ValueError, match=r"shape .*: allowed: \(2, 9\) or \(1, 9\)"):
-            model(tokens, position_ids=wrong)
-    with pytest.raises(ValueError, match=r"shape \(9,\): allowed: \(1, 9\), one"):
-        model(tokens[:1], position_ids=ids[0])
+        refuses(r"shape .*: allowed: \(2, 9\) or \(1, 9\)", model, tokens, position_ids=wrong)
+    refuses(r"shape \(9,\): allowed: \(1, 9\), one", model, tokens[:1], position_ids=ids[0])
     expected = model(tokens, position_ids=ids).logits
     for kind in (torch.uint8, torch.int16):
         assert torch.equal(model(tokens, position_ids=ids.to(kind)).logits, expected)

@@ -187,8 +187,7 @@ def test_what_cannot_be_asked_is_refused(tasks, run):
     folder = run()
 
     def refused(given, message):
-        with pytest.raises(ValueError, match=message):
-            ask(folder, tasks, *given.split())
+        refuses(message, ask, folder, tasks, *given.split())
 
     longer = r"a prompt and its answer have \d\d tokens, more than --max_length "
     refused("sums --max_length 18", longer + "18")
