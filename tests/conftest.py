@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT, tape, unchanged_logging
-from every_encoding import COUNTED, GROUPED, POSITIONS, represented
+from every_encoding import COUNTED, GROUPED, POSITIONS
 from transformers import DynamicCache, StaticCache
 
 from tape import TapeConfig, TapeForCausalLM
@@ -83,8 +83,6 @@ def supported_by(backend: str) -> list[str]:
 
 
 FLEX, FLASH = supported_by("flex_attention"), supported_by("flash_attention_2")
-with_flex = pytest.mark.parametrize("position", represented(FLEX))
-with_flash = pytest.mark.parametrize("position", represented(FLASH))
 
 
 def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, **changes):
@@ -115,7 +113,7 @@ def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 
 CACHES = ["growing", "dynamic", "of_layers", "static"]
-CACHE_CHANGES = {
+CACHE_EDITS = {
     "crop": lambda cache: cache.crop(-2),
     "reorder": lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
     "select": lambda cache: cache.batch_select_indices(torch.tensor([1])),
@@ -152,12 +150,6 @@ def left_padded(length: int = 15):
     mask[1, :4] = 0
     mask[2, :9] = 0
     return random_tokens(3, length), mask
-
-
-def assert_as_alone(model, logits, tokens, mask):
-    for row, real in enumerate(mask.bool()):
-        alone = model(tokens[row : row + 1, real], use_cache=False).logits[0]
-        torch.testing.assert_close(logits[row, real], alone, atol=1e-5, rtol=1e-5)
 
 
 def refuses(message, call, *given, **named):

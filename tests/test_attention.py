@@ -16,8 +16,6 @@ from conftest import (
     make_config,
     make_model,
     refuses,
-    with_flash,
-    with_flex,
 )
 from every_encoding import represented
 from torch.nn.attention import flex_attention
@@ -50,11 +48,7 @@ def flash_attn(monkeypatch):
     functions = flash_reference.flash_attn_func, flash_reference.flash_attn_varlen_func
     monkeypatch.setattr(flash, "functions", lambda: functions)
     monkeypatch.setattr(flash, "DTYPES", (torch.float32, torch.float64))
-
-    def switch(model):
-        model.config._attn_implementation = "flash_attention_2"
-
-    return switch
+    return lambda model: setattr(model.config, "_attn_implementation", "flash_attention_2")
 
 
 def outputs(model, static=False):
@@ -80,7 +74,7 @@ def assert_equals_eager(switch, position, static=False, **changes):
 
 
 @torch.no_grad()
-@with_flex
+@pytest.mark.parametrize("position", represented(FLEX))
 def test_flex_equals_eager(position, flex):
     assert_equals_eager(flex, position, static=True, **all_options(position))
     if position in ("alibi", "tape"):
@@ -88,7 +82,7 @@ def test_flex_equals_eager(position, flex):
 
 
 @torch.no_grad()
-@with_flash
+@pytest.mark.parametrize("position", represented(FLASH))
 def test_flash_equals_eager(position, flash_attn):
     changes = all_options(position)
     if position == "alibi":

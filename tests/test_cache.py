@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import CACHE_CHANGES, make_model, random_tokens, refuses
+from conftest import CACHE_EDITS, make_model, random_tokens, refuses
 from test_scrolls import byte_tokenizer
 from transformers import DynamicCache, MistralConfig, StaticCache
 
@@ -47,7 +47,7 @@ def test_a_token_is_written_behind_the_others():
             assert x.shape[-2] < room.memory.shape[-2] <= x.shape[-2] * 9 / 8 + 64
 
 
-CHANGES = CACHE_CHANGES | {"reset": lambda cache: cache.reset()}
+CHANGES = CACHE_EDITS | {"reset": lambda cache: cache.reset()}
 ROWS = {"select": 1, "repeat": 4}  # of two, after the change
 
 
@@ -166,16 +166,11 @@ def test_a_cache_that_checkpointing_leaves_empty_is_refused():
     model.eval()(tokens, past_key_values=GrowingCache())
 
 
-@pytest.mark.parametrize(
-    "position",
-    [
-        "tape_shift",
-        "alibi_subset",
-        "randpe",
-        {"name": "abacus", "digits": [1, 2], "length": 64, "offset": 5},
-        {"name": "mixed", "pattern": ["rope", "nope"], "sampler": "shift"},
-    ],
-)
+ABACUS = {"name": "abacus", "digits": [1, 2], "length": 64, "offset": 5}
+MIXTURE = {"name": "mixed", "pattern": ["rope", "nope"], "sampler": "shift"}
+
+
+@pytest.mark.parametrize("position", ["tape_shift", "alibi_subset", "randpe", ABACUS, MIXTURE])
 def test_a_cache_of_another_draw_is_refused(position):
     """In training each call draws: the cached tokens would have other positions than the new."""
     model, tokens = make_model(position).train(), random_tokens(1, 9)

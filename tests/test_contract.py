@@ -45,19 +45,13 @@ all_models = pytest.mark.parametrize(
 )
 
 
-def coordinates_of(model, length):
-    """What the evaluation-time sampler gives to the first tokens."""
-    index = torch.arange(length)[None]
-    return model.model.position.sampler(index, index, False, None)[0][0].tolist()
-
-
 def loops_of(model, length=11):
     """Tokens, their logits and loss, and the gradients of the weights, in float64."""
     tokens = random_tokens(1, length)
     weights = {k: v.detach().double().requires_grad_() for k, v in model.state_dict().items()}
-    logits = references.decoder(
-        weights, model.config, tokens[0].tolist(), coordinates_of(model, length)
-    )
+    index = torch.arange(length)[None]
+    coordinates = model.model.position.sampler(index, index, False, None)[0][0].tolist()
+    logits = references.decoder(weights, model.config, tokens[0].tolist(), coordinates)
     loss = references.loss(logits, tokens[0].tolist())
     loss.backward()
     return tokens, logits, loss, {name: weight.grad for name, weight in weights.items()}

@@ -1,11 +1,9 @@
 """What encodings cost: torch's counts, real tensors and the paper's table; and their pictures."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
-from commands import tape
+from commands import ROOT, tape
 from conftest import make_config, make_model, random_tokens, refuses
 
 from tape.analysis import cost
@@ -13,8 +11,6 @@ from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model
 from tape.analysis.gallery import CHANNELS, by_distance, scores
 from tape.positions import ENCODINGS
 from tape.positions.bias import alibi_slopes
-
-PAGE = Path(__file__).parent.parent / "docs" / "results" / "cost" / "table.md"
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -86,9 +82,10 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
 def test_the_documented_tables_are_those_of_the_command(tmp_path, capsys):
     tape("cost", "--out", tmp_path)
     text = (tmp_path / "cost.md").read_text()
+    page = (ROOT / "docs" / "results" / "cost" / "table.md").read_text()
     assert text in capsys.readouterr().out
     for block in text.split("\n\n"):
-        assert not block.startswith("|") or block.strip() in PAGE.read_text()
+        assert not block.startswith("|") or block.strip() in page
     rows = pd.read_csv(tmp_path / "cost.csv", index_col="encoding")
     assert rows["macs"]["tape"] == 170016374784
 

@@ -5,15 +5,7 @@ import re
 
 import pytest
 import torch
-from conftest import (
-    TRAIN_LENGTH,
-    fields_of_llama,
-    in_pieces,
-    make_config,
-    make_model,
-    random_tokens,
-    refuses,
-)
+from conftest import fields_of_llama, in_pieces, make_config, make_model, random_tokens, refuses
 from every_encoding import CONTEXTUAL
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -186,7 +178,7 @@ def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at():
         (torch.float32, None, 150_000, "139,"),
     ):
         model = make_model({"name": "xpos", "centre": centre}, dtype=dtype)
-        centre = TRAIN_LENGTH / 2 if centre is None else centre
+        centre = 8.0 if centre is None else centre  # half of the trained length
         message = rf"centre={centre} in {dtype} at positions 0 to {first + 4}: .* to {allowed}"
         where = torch.arange(first, first + 5)[None]
         refuses(message, model, random_tokens(1, 5), position_ids=where)

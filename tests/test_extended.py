@@ -191,10 +191,7 @@ EXTENSIONS_REFUSED = {
     "extended on a model with position 'tape', whose scores": ("tape", "--extend dca"),
     "extended on a model with position 'fire', whose scores": ("fire", "--extend self_extend"),
     "--extend ntk on a model with position 'yarn' and rope_type='yarn'": ("yarn", "--extend ntk"),
-    "--extend yarn on a model with position 'rope' and rope_type='l": (
-        "rope_linear",
-        "--extend yarn",
-    ),
+    "yarn on a model with position 'rope' and rope_type='l": ("rope_linear", "--extend yarn"),
     "--extend linear on a model with position 'fire' and rope_type=": ("fire", "--extend linear"),
     "reaches 31 tokens, fewer than factor=4.0 times 16": ("rope", "--extend string --factor 4"),
     "extended on a model with sampler 'subset', which": (SUBSET, "--extend dca"),

@@ -4,15 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import (
-    CACHE_CHANGES,
-    CACHES,
-    in_pieces,
-    make_cache,
-    make_model,
-    random_tokens,
-    refuses,
-)
+from conftest import CACHE_EDITS, CACHES, in_pieces, make_cache, make_model, random_tokens, refuses
 from transformers import DataCollatorWithFlattening
 
 from tape.positions import ENCODINGS
@@ -65,7 +57,7 @@ def given_away(cache):
     return copied
 
 
-CHANGES = CACHE_CHANGES | {"copy": given_away}
+CHANGES = CACHE_EDITS | {"copy": given_away}
 ROWS = {"reorder": [1, 0], "select": [1], "repeat": [0, 0, 1, 1]}  # of two, after the change
 
 

@@ -27,10 +27,6 @@ def comparison(results, chosen, out):
     write_figures(read([RESULTS / results], **chosen), out)
 
 
-def synthetic(results, out):
-    suite([RESULTS / results], out)
-
-
 def choice(out):
     runs, _ = read_all([RESULTS / "rates_text"], "")
     write_figure(rates.draw(rates.choices(runs)), out / "rates")
@@ -49,18 +45,17 @@ def states(results, out):
     state.draw(pd.read_csv(RESULTS / results / "state.csv"), out)
 
 
-def initial(out):
-    tape("gallery", "--out", out)
-
-
 # What draws pictures in a folder, and where those are that are committed, by name.
 MAKERS = [
     (partial(leaderboard, []), {name: name for name in ("leaderboard", "seeds")}),
-    (initial, {name: f"results/gallery/{name}" for name in ("curves", "maps")}),
+    (
+        partial(tape, "gallery", "--out"),
+        {name: f"results/gallery/{name}" for name in ("curves", "maps")},
+    ),
     (choice, {"rates": "results/rates_text/rates"}),
 ]
 for results in CONTRASTS:
-    MAKERS.append((partial(synthetic, results), {"heatmap": f"results/{results}/heatmap"}))
+    MAKERS.append((partial(suite, [RESULTS / results]), {"heatmap": f"results/{results}/heatmap"}))
 for results in ("growth", "h100/growth"):
     MAKERS.append((partial(growing, results), {"growth": f"results/{results}/growth"}))
 for results, names in {

@@ -2,41 +2,35 @@
 
 import html
 import re
-from pathlib import Path
 
 import pytest
-from commands import tape
+from commands import ROOT, tape
 
 from tape import provenance
+from tape.files import write_bytes, write_text
 from tape.results.report import MARK
 
-ROOT = Path(__file__).parent.parent
 PICTURE = min((ROOT / "docs" / "results").rglob("*.png"))
 EVIL = "<script>alert(1)<script>"  # the name of a folder has no slash
 TABLE = "| encoding | n |\n|---|---|\n| rope | 3 |\n"
-
-
-def write(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @pytest.fixture
 def output(tmp_path):
     """Two runs and a comparison, whose texts would like to be parts of the page."""
     output = tmp_path / "output"
-    write(output / "half" / "run.json", "{")
+    write_text(output / "half" / "run.json", "{")
     for name in ("run", "trained"):
-        write(output / EVIL / f"{name}.json", "{}")
-        write(output / "longer" / f"{name}.json", f'"{name}"')  # goes on for more steps
-    write(output / "longer" / "report" / "report.md", "of fewer steps")
+        write_text(output / EVIL / f"{name}.json", "{}")
+        write_text(output / "longer" / f"{name}.json", f'"{name}"')  # goes on for more steps
+    write_text(output / "longer" / "report" / "report.md", "of fewer steps")
     text = "# r\n\nsaid\n\n    <b>&amp; more</b>\n\n[y](z) \x1b[2J\u202eb\n"
-    write(output / EVIL / "report" / "report.md", text)
-    write(output / EVIL / "report" / "loss.png", PICTURE.read_bytes())
+    write_text(output / EVIL / "report" / "report.md", text)
+    write_bytes(output / EVIL / "report" / "loss.png", PICTURE.read_bytes())
     provenance.record(output / EVIL)
-    write(output / "compared" / "table.md", f"the table\n\n{TABLE}")
-    write(output / "compared" / "curves.png", PICTURE.read_bytes())
-    write(output / "code" / "train.py", "")
+    write_text(output / "compared" / "table.md", f"the table\n\n{TABLE}")
+    write_bytes(output / "compared" / "curves.png", PICTURE.read_bytes())
+    write_text(output / "code" / "train.py", "")
     return output
 
 
@@ -68,9 +62,9 @@ def test_what_cannot_be_reported_is_refused(output, tmp_path):
     with pytest.raises(SystemExit, match=r"^error: no results in .*empty: to create .* run tape"):
         tape("report", empty, "--out", out)
     assert not out.exists()
-    write(out / "index.html", "my own page")
+    write_text(out / "index.html", "my own page")
     with pytest.raises(SystemExit, match=r"^error: --out .*index\.html contains something else"):
         tape("report", output, "--out", out)
-    write(out / "index.html", f"<html>{MARK}")  # a report may be made again
+    write_text(out / "index.html", f"<html>{MARK}")  # a report may be made again
     tape("report", output, "--out", out)
     assert MARK in (out / "index.html").read_text()

@@ -9,6 +9,7 @@ from conftest import make_model, random_tokens
 from tape.positions.fox import ForgetBias
 from tape.positions.grape_ap import PathIntegral
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}
 
 
@@ -21,7 +22,6 @@ def same_weights(position, other, **changes):
     return ours, theirs, random_tokens(2, 15)
 
 
-@torch.no_grad()
 def test_grape_ap_without_probes_is_alibi_with_slopes_times_ln_2():
     ours, alibi, tokens = same_weights("grape_ap", "alibi")
     for layer in ours.model.layers:
@@ -30,7 +30,6 @@ def test_grape_ap_without_probes_is_alibi_with_slopes_times_ln_2():
     torch.testing.assert_close(ours(tokens).logits, alibi(tokens).logits, atol=1e-6, rtol=0)
 
 
-@torch.no_grad()
 def test_grape_ap_of_products_that_depend_on_the_token_alone_is_fox():
     gates, slots = torch.randn(2, 4, 17, dtype=torch.float64), torch.arange(17)
     query = torch.tensor([1.0, 0.0]).double().expand(2, 4, 17, 2)
@@ -41,7 +40,6 @@ def test_grape_ap_of_products_that_depend_on_the_token_alone_is_fox():
     torch.testing.assert_close(bias.tril(), expected.tril(), **TIGHT)
 
 
-@torch.no_grad()
 def test_repo_at_token_indices_is_rope():
     ours, rope, tokens = same_weights("repo", {"name": "rope", "theta": 50.0})
     different = ours(tokens).logits - rope(tokens).logits
@@ -51,7 +49,6 @@ def test_repo_at_token_indices_is_rope():
     torch.testing.assert_close(ours(tokens).logits, rope(tokens).logits, atol=1e-5, rtol=0)
 
 
-@torch.no_grad()
 def test_wall_with_open_channels_and_a_scalar_gate_is_fox():
     ours, fox, tokens = same_weights("wall_scalar", "fox")
     for layer, other in zip(ours.model.layers, fox.model.layers, strict=True):
@@ -61,7 +58,6 @@ def test_wall_with_open_channels_and_a_scalar_gate_is_fox():
     torch.testing.assert_close(ours(tokens).logits, expected, **TIGHT)
 
 
-@torch.no_grad()
 def test_path_with_a_gate_is_path_without_decay_and_fox_without_maps():
     ours, path, tokens = same_weights("path_gate", {"name": "path", "rank": 3})
     _, fox, _ = same_weights("path_gate", "fox")
@@ -78,7 +74,6 @@ def test_path_with_a_gate_is_path_without_decay_and_fox_without_maps():
     torch.testing.assert_close(ours(tokens).logits, fox(tokens).logits, **TIGHT)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("recurrences", [1, 2])
 @pytest.mark.parametrize("heads", [4, 2])
 def test_without_its_average_the_state_is_ropes_times_a_real_gain(heads, recurrences):

@@ -18,6 +18,7 @@ from commands import ROOT
 from omegaconf import OmegaConf
 from trained import locked
 
+from tape.files import write_text
 from tape.sweep import compose, engine
 from tape.sweep.compose import Run
 from tape.sweep.engine import perform
@@ -118,17 +119,11 @@ def test_runs_are_trained_evaluated_and_compared(capfd, monkeypatch):
     assert [trainings(run) for run in runs] == [1] * 4
 
 
-def wrote(path, text=""):
-    path = Path(path)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-
-
 def test_a_run_is_checked_again_where_something_changed(capfd):
     changed = ("texts/text.txt", "date=2024/text.txt", "mine.bin", "config/a", "positions/a")
     changed += ("model/layer.py", "more/a.txt", "my own/a.txt")
     for path in (*changed, "tape/code.py"):
-        wrote(path)
+        write_text(Path(path), "")
     files = ["texts/", "date=2024/text.txt", "other", "more/*.txt", "my own/a.txt"]
     cfg = {"out": OUT, "evaluation": ["output/e_rope_0", "--data=mine.bin"]}
     settings = {"data": {"files": files}, "position": {"name": "tape"}}
@@ -137,10 +132,10 @@ def test_a_run_is_checked_again_where_something_changed(capfd):
     for path in (*changed, run.folder / "model.safetensors", run.receipt, None):
         assert not run.finished()
         assert performed(run) == 0 and run.finished()
-        wrote("tape/code.py", f"changed after {path}")  # the encoding is no folder
+        write_text(Path("tape/code.py"), f"changed after {path}")  # the encoding is no folder
         assert performed(run) == 0 and capfd.readouterr().out.count("begins") == 1
         if path:
-            wrote(path, "changed")
+            write_text(Path(path), "changed")
     assert not replace(run, commands=(("train", "--stride", "3"),)).finished()
 
 
@@ -230,7 +225,7 @@ def test_a_sweep_has_time_slices():
     runs = [make_run("rope", "wait"), make_run("tape")]
     assert performed(*runs, jobs=1, seconds=0.5) == 75
     assert not runs[1].folder.exists()
-    wrote(runs[0].folder / "checkpoint")  # the signal may have come before it could save
+    write_text(runs[0].folder / "checkpoint", "")  # the signal may come before it can save
     assert performed(*runs) == 0
 
 
@@ -252,7 +247,7 @@ def test_a_base_model_is_trained_first(capfd):
         assert performed(base, run) == 0
         out = capfd.readouterr().out
         assert out.index("e_base_0: finished") < out.index("e_lora_0: run 2 of 2 begins")
-        wrote(base.folder / "model.safetensors", "others")
+        write_text(base.folder / "model.safetensors", "others")
 
 
 TEXT = ["vocab_size=300", "length=32", "trainer.max_steps=8", "trainer.save_steps=2"]

@@ -28,13 +28,7 @@ from tape.commands.train import STOPPED
 from tape.runs.folder import SAVING, last_complete, register_run, remove_old, verify_checkpoint
 from tape.runs.folder import locked as lock
 from tape.runs.metrics import read_metrics
-from tape.training.callbacks import (
-    Console,
-    NonFiniteLoss,
-    StopAndNaNCallback,
-    Stopped,
-    peak_memory,
-)
+from tape.training.callbacks import Console, NonFiniteLoss, StopAndNaNCallback, Stopped, peak_memory
 from tape.training.trainer import LanguageModelTrainer
 
 

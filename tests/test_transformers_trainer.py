@@ -22,15 +22,12 @@ def make_rows():
     return [{"input_ids": row[:n].tolist()} for row, n in zip(tokens, LENGTHS, strict=True)]
 
 
-def collator():
-    """transformers' own, which pads on the right."""
-    words = Tokenizer(models.WordLevel({str(n): n for n in range(61)}, unk_token="0"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
-    return DataCollatorForLanguageModeling(tokenizer, mlm=False)
-
-
 @pytest.fixture
 def trainer(tmp_path):
+    """With transformers' own collator, which pads on the right."""
+    words = Tokenizer(models.WordLevel({str(n): n for n in range(61)}, unk_token="0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
+
     def make(model, **arguments):
         set_seed(0)
         given = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
@@ -41,18 +38,10 @@ def trainer(tmp_path):
             TrainingArguments(str(tmp_path), **given | arguments),
             train_dataset=make_rows(),
             eval_dataset=make_rows(),
-            data_collator=collator(),
+            data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         )
 
     return make
-
-
-def a_llama():
-    """A Llama, and the decoder with its weights."""
-    ours = make_model("rope")
-    llama = LlamaForCausalLM(LlamaConfig(**fields_of_llama(ours.config, "rope_parameters")))
-    llama.load_state_dict(ours.state_dict())
-    return llama, ours
 
 
 @pytest.mark.parametrize(
@@ -67,8 +56,10 @@ def a_llama():
     ids=str,
 )
 def test_training_and_evaluation_equal_a_llamas(settings, trainer):
-    results = []
-    for model in a_llama():
+    ours, results = make_model("rope"), []
+    llama = LlamaForCausalLM(LlamaConfig(**fields_of_llama(ours.config, "rope_parameters")))
+    llama.load_state_dict(ours.state_dict())
+    for model in (llama, ours):
         run = trainer(model, **settings)
         losses = [run.evaluate()["eval_loss"], run.train().training_loss]
         predicted = run.predict(make_rows())

@@ -1,15 +1,13 @@
 """Which windows are run, and which of their tokens are scored: by hand."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import ROOT
 from conftest import refuses
 
 from tape.evaluation.windows import CONVENTIONS, batches_of, spread, strides_of, windows_of
-
-PAGE = Path(__file__).parent.parent / "docs" / "perplexity.md"
 
 
 def test_windows_of_a_thousand_tokens():
@@ -26,7 +24,7 @@ def test_windows_of_a_thousand_tokens():
         cells = ", ".join(f"{w.first} to {w.stop - 1}" for w in windows)
         scored = sum(w.stop - w.first for w in windows)
         row = rf"^\| `{name}` \| .* \| {cells} \| {scored:,} \|$"
-        assert re.search(row, PAGE.read_text(), re.MULTILINE)
+        assert re.search(row, (ROOT / "docs" / "perplexity.md").read_text(), re.MULTILINE)
     assert windows_of("sliding", 1000, 256, 100)[-2:] == [(700, 856, 956), (800, 956, 1000)]
     assert windows_of("disjoint", 1000, 256, 256) == [(0, 1, 256), (256, 257, 512), (512, 513, 768)]
     assert len(windows_of("paper", 1000, 256, 256)) == len(range(0, 1000 - 256, 256)) == 3
