@@ -1,11 +1,13 @@
-"""Vocabularies of other people's tokenizers: unknown tokens, and ids with gaps."""
+"""Vocabularies of other people's tokenizers: unknown tokens, ids with gaps, and bytes, of which the
+report of a run has bits per byte."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
-from conftest import refuses
+from conftest import make_model, refuses
 from scrolls_data import write_task
 from shards import write_shards
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -13,14 +15,16 @@ from transformers import PreTrainedTokenizerFast
 
 from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
-from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
+from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus, train_tokenizer
 from tape.data.blocks import TokenStream, encode, tokenizer_fingerprint
 from tape.data.text_bytes import text_bytes
 from tape.data.tokenizer import load_tokenizer
 from tape.evaluation.texts import open_text
+from tape.files import write_text
 from tape.model.configuration import TapeConfig
 from tape.model.tokenizer import read_tokenizer
 from tape.training.build import adapt_model, build_model
+from tape.training.report import scored_windows, write_report
 
 UNKNOWN, END = "[UNK]", "[END]"
 IDS = {token: n for n, token in enumerate([UNKNOWN, END, *"abcdefgh"])}
@@ -198,3 +202,45 @@ def test_bytes_of_spaces_and_of_unknown_tokens():
         made.normalizer, special = SPACES, {"eos_token": "</s>", "unk_token": "<unk>"}
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **special)
         assert bytes_of(tokenizer, text) == expected, pieces
+
+
+# Texts that differ in their bytes per token; some tokens end within a character.
+UNEVEN = ["naïve café, 日本語のテキスト。" * 30, "plain words of one byte a letter " * 40]
+
+
+def words(corpus, size, cache):
+    """A tokenizer with a token per word; spaces have none."""
+    vocabulary = {token: n for n, token in enumerate(["[UNK]", "[SEP]", *UNEVEN[1].split()[:7]])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[SEP]")
+
+
+@pytest.mark.parametrize("make", [train_tokenizer, words])
+def test_bits_per_byte_are_of_the_bytes_of_the_scored_tokens(tmp_path, make):
+    texts = UNEVEN if make is train_tokenizer else UNEVEN[1:]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "other.txt").write_text("a")
+    corpus = TextCorpus(path, validation=tmp_path / "other.txt")
+    tokenizer = make(corpus, 300, tmp_path)
+    stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    model = make_model("nope", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    write_text(tmp_path / "metrics.jsonl", json.dumps({"step": 1, "loss": 1.0}) + "\n")
+    text = write_report(tmp_path, model, tokenizer, stream, 16, 40, np.array(stream.tokens)[None])
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    rows = [*report["perplexity"], *report["ngrams"]["models"]]
+    if make is words:
+        assert {row["bits_per_byte"] for row in rows} == {None} and text.count("| - |") == len(rows)
+        return
+    short = make_model({"name": "learned", "length": 40})
+    assert [*scored_windows(short, stream, 16, 40)] == [16, 32]
+    windows = scored_windows(model, stream, 16, 40)[16]
+    scored = np.concatenate([np.arange(window.first, window.stop) for window in windows])
+    tokens = tokenizer.convert_ids_to_tokens(stream.tokens[scored].tolist())
+    size = sum(len(token) for token in tokens if token != tokenizer.eos_token)  # a letter per byte
+    whole = len("".join(UNEVEN).encode())
+    assert abs(size / len(scored) / (whole / len(stream)) - 1) > 0.02  # the text is uneven
+    for row in rows:
+        expected = math.log2(row["perplexity"]) * len(scored) / size
+        assert row["bits_per_byte"] == pytest.approx(expected, rel=1e-9)
