@@ -19,7 +19,7 @@ from results import add_grid, add_passkeys, add_perplexity, make_run
 from safetensors.torch import load_file, save_file
 from script_folder import lay_out
 from script_folder import start as start_script
-from test_scrolls_generation import make_base
+from test_scrolls import make_base
 
 from tape import command
 from tape.commands import train

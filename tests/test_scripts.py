@@ -14,7 +14,7 @@ import yaml
 from commands import ROOT, run_command
 from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
-from test_scrolls_generation import make_base
+from test_scrolls import make_base
 
 from tape.commands.__main__ import TARGETS
 from tape.settings.groups import options

@@ -11,7 +11,7 @@ import results
 import torch
 from conftest import make_model, random_tokens, refuses
 from every_encoding import POSITIONS
-from test_scrolls_generation import make_base as make_folder
+from test_scrolls import make_base as make_folder
 
 from tape.analysis import inside, visualize
 from tape.analysis.inside import look_inside, models

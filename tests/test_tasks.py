@@ -17,7 +17,7 @@ import pytest
 import torch
 from commands import ROOT
 from test_prompts import TOKENIZERS
-from test_scrolls_generation import make_base
+from test_scrolls import make_base
 
 import tape.tasks.evaluate as entry
 from arithmetic.addition_task import GRID, GridQuestions
