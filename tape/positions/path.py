@@ -126,7 +126,7 @@ class PaTH(PositionEncoding):
     """The score of a query i and a key j is q_i' H_i .. H_(j+1) k_j / sqrt(D), where H_t = 1 -
     beta_t w_t w_t'. Here w_t has length 1 and the direction of a causal convolution per channel of
     W2 W1 x, and beta_t is 2 sigmoid(u . x_t + b). Both belong to key/value heads. Re-derived from
-    the paper's equations; the bias of `gate` equals x-transformers' (tests/test_public_code.py)."""
+    the paper's equations; the bias of `gate` is x-transformers' (tests/test_special_cases.py)."""
 
     backends = SCORE_BACKENDS
     causal = True
