@@ -13,6 +13,8 @@ def mixture(*pattern, **arguments) -> dict:
     return {"name": "mixed", "pattern": [*pattern], **arguments}
 
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8}
 CONTEXTUAL = {"name": "grape_m", "shared": False, "contextual": True}
 # Every encoding; arguments that suit short texts, every ablation of TAPE, every fixed schedule, and
 # samplers on others than RandPE.
@@ -21,13 +23,7 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "abacus": {"name": "abacus", "digits": [*range(0, 61, 2)], "length": 2560},
     "rope_theta": {"name": "rope", "theta": 500.0},
     "rope_linear": rope("linear", factor=3.0),
-    "rope_llama3": rope(
-        "llama3",
-        factor=8.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=8,
-    ),
+    "rope_llama3": rope("llama3", **LLAMA3),
     "rope_proportional": rope("proportional", partial_rotary_factor=0.5),
     "rope_partial": rope("default", partial_rotary_factor=0.5),
     "rope_longrope": rope("longrope", factor=4.0, long_factor=[1.0, 1.5, 2.25, 4.0]),

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from conftest import fields_of_llama, in_pieces, make_config, make_model, random_tokens, refuses
-from every_encoding import CONTEXTUAL
+from every_encoding import CONTEXTUAL, LLAMA3
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -18,8 +18,6 @@ from tape.positions.bias import alibi_slopes, t5_bucket
 from tape.positions.rotary import RoPE
 
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8}
-LLAMA3 |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0}
 YARN |= {"beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False}
 LONGROPE = {"factor": 2.0, "original_max_position_embeddings": 8}
@@ -30,7 +28,7 @@ ROPES = {
     "theta": {"rope_theta": 500.0},
     "linear": {"rope_parameters": LINEAR},
     "linear, old": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
-    "llama3": {"rope_parameters": LLAMA3},
+    "llama3": {"rope_parameters": LLAMA3 | {"rope_type": "llama3", "rope_theta": 500.0}},
     "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}},
     "yarn, in full": {"original_max_position_embeddings": 8, "rope_parameters": YARN},
     "yarn, old": {
@@ -185,15 +183,6 @@ def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at():
         autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
         with pytest.raises(ValueError, match=message), autocast:
             model.float()(random_tokens(1, 5), position_ids=where)
-
-
-@pytest.mark.parametrize(("position", "expected"), [("rope", 162_417_408), ("tape", 162_837_168)])
-def test_parameter_counts_of_the_papers_model(position, expected):
-    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
-    shape |= {"num_attention_heads": 12, "vocab_size": 32_000}
-    with torch.device("meta"):
-        model = TapeForCausalLM(TapeConfig(**shape, position=position))
-    assert model.num_parameters() == expected
 
 
 SHIFT = {"name": "shift", "maximum": 9}
