@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from tape import TapeForCausalLM
 from tape.commands import new_encoding
+from tape.files import write_text
 from tape.positions import ENCODINGS
 
 MODULE, YAML = "tape/positions/wave.py", "config/position/wave.yaml"
@@ -32,18 +33,12 @@ def contents(folder):
     return {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """As many of the files as the command reads and writes."""
-    copy_folders(tmp_path, "tape", "config/position")
+def test_a_new_encoding_trains_at_once(tmp_path, monkeypatch, capsys):
+    """With as many of the files as the command reads and writes."""
+    checkout = copy_folders(tmp_path, "tape", "config/position")
     for name in (LOOPS, "pyproject.toml"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    monkeypatch.setattr(new_encoding, "ROOT", tmp_path)
-    return tmp_path
-
-
-def test_a_new_encoding_trains_at_once(checkout, monkeypatch, capsys):
+        write_text(checkout / name, (ROOT / name).read_text())
+    monkeypatch.setattr(new_encoding, "ROOT", checkout)
     before = contents(checkout)
     tape("new-encoding", "wave")
     changed = {path for path, text in contents(checkout).items() if before.get(path) != text}

@@ -18,13 +18,6 @@ from tape.tasks.passkey.sequences import BENCHMARK, PLAIN, Draft, original_promp
 WORDS = BENCHMARK.description, sequences.FILLER, BENCHMARK.question(None, False), "Remember it."
 
 
-def trained(tokenizer, texts, size, alphabet, **special):
-    names = {"show_progress": False, "special_tokens": [*special.values()]}
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, **names)
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-
 def llama_like():
     """As Llama's: spaces belong to words, a token per digit, BOS before the text."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
@@ -36,7 +29,10 @@ def llama_like():
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
     alphabet = ["▁", "\n", *string.digits, *string.ascii_lowercase, *"TIFRHW.?"]
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    return trained(tokenizer, WORDS, 500, alphabet, **special)
+    how = {"show_progress": False, "special_tokens": [*special.values()]}
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, **how)
+    tokenizer.train_from_iterator(WORDS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 TOKENIZERS = {
