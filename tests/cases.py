@@ -1,7 +1,7 @@
 """A text is given to a model in any allowed way, and each of its documents as alone: against the
 plain forward pass of the same float64 model."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -42,11 +42,6 @@ class Case:
     given: tuple[str, ...] = ()
     generate: str | None = None
     changes: dict = field(default_factory=dict)
-
-    def __repr__(self):
-        default = asdict(Case("", ()))
-        told = (f"{name}={x!r}" for name, x in asdict(self).items() if x != default[name])
-        return f"Case({', '.join(told)})"
 
 
 def index_of(text: str, gaps: bool) -> torch.Tensor:

@@ -11,9 +11,6 @@ from conftest import CACHES, WITHOUT_SOFTMAX
 from every_encoding import COUNTED, GROUPED, POSITIONS
 
 MIXTURES = ("mixed", "mixed_tape", "mixed_read")
-# Their indices are read from the text; their maps are over all query heads; parts of a mixture.
-READING = [name for name in POSITIONS if name not in COUNTED]
-UNGROUPED = [name for name in POSITIONS if name not in GROUPED]
 MIXABLE = [
     name
     for name in GROUPED
@@ -26,7 +23,7 @@ MIXABLE = [
 def drawn(seed: int) -> Case:
     rng = random.Random(seed)
     position = rng.choice([*POSITIONS, *["mixture"] * 6])
-    counts, grouped = position not in READING, position not in UNGROUPED
+    counts, grouped = (position in (*names, "mixture") for names in (COUNTED, GROUPED))
     if position == "mixture":
         entries = [POSITIONS[name] for name in rng.sample(MIXABLE, 2)]
         entries[0] = entries[0] | {"window": rng.randint(1, 5)}
