@@ -30,10 +30,7 @@ from tape.training.trainer import LanguageModelTrainer
 PRESETS = dict.fromkeys(("gemma", "rnope", "swan"), "mixed")
 TAPES = ("averages", "gains", "phases", "subset", "xavier")
 PRESETS |= {f"tape_{variant}": "tape" for variant in TAPES}
-
-
-def choices(*groups):
-    return [f"{group}={name}" for group in groups for name in sorted(options(group))]
+GROUPS = ("model", "experiment", "trainer")
 
 
 @pytest.mark.parametrize("position", sorted(options("position") - {"keep"}))
@@ -44,7 +41,7 @@ def test_every_position_builds_with_known_arguments(position):
     assert position in {*ENCODINGS, *ALIASES, *PRESETS}
 
 
-@pytest.mark.parametrize("chosen", choices("model", "experiment", "trainer"))
+@pytest.mark.parametrize("chosen", [f"{x}={name}" for x in GROUPS for name in sorted(options(x))])
 def test_every_model_experiment_and_trainer_composes(chosen):
     cfg = composed(chosen, "trainer.use_cpu=true")
     arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
