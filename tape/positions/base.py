@@ -89,6 +89,10 @@ class Tokens(NamedTuple):
     e: Tensor | None = None  # positional state
     past: Tensor | None = None  # (B, K, L, M) extras of the cached keys; None without cached tokens
 
+    def without_padding(self, x_BKTN: Tensor) -> Tensor:
+        """Returns numbers of the new tokens, 0 at padding."""
+        return x_BKTN if self.real is None else x_BKTN * self.real[:, None, self.slots, None]
+
 
 # Queries, keys and the keys' extras (B, K, T, M), None if `extras_width` is 0.
 Prepared = tuple[Tensor, Tensor, Tensor | None]

@@ -52,9 +52,7 @@ class ProbeLayer(LayerPosition):
         p_BHTP = F.rms_norm(p_BTHP, (self.width,), eps=self.eps).transpose(1, 2)
         kept_BKGTP = turned(p_BHTP, tokens.positions.query).unflatten(1, (k_BKTD.shape[1], -1))
         kept_BKTM = F.pad(kept_BKGTP.transpose(2, 3).flatten(3), (0, 1), value=1.0)
-        if tokens.real is not None:
-            kept_BKTM = kept_BKTM * tokens.real[:, None, tokens.slots, None]
-        return q_BHTD, k_BKTD, kept_BKTM.to(k_BKTD.dtype)
+        return q_BHTD, k_BKTD, tokens.without_padding(kept_BKTM).to(k_BKTD.dtype)
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
         kept_BKSM = extras.to(torch.promote_types(extras.dtype, torch.float32))

@@ -101,9 +101,8 @@ class PathLayer(PairLayer):
         w, low = self.convolution(tokens.x, k_BKTD, tokens)
         w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)
         beta = 2 * self.gate(tokens.x).sigmoid().mT[..., None]  # (B, K, T, 1)
-        if tokens.real is not None:  # padding changes no score
-            beta = beta * tokens.real[:, None, tokens.slots, None]
-        kept = (part.to(k_BKTD.dtype) for part in (w, beta, low))
+        # Padding changes no score.
+        kept = (part.to(k_BKTD.dtype) for part in (w, tokens.without_padding(beta), low))
         return q_BHTD, k_BKTD, torch.cat([*kept], dim=-1)
 
     def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> Tensor:

@@ -38,8 +38,7 @@ def join_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
 def running_sums(steps_BKTN: Tensor, tokens: Tokens) -> Tensor:
     """Returns the sums over each new token and all before it, cached ones included (`split_sums` in
     the first channels of `tokens.past`), with nothing added at padding."""
-    if tokens.real is not None:
-        steps_BKTN = steps_BKTN * tokens.real[:, None, tokens.slots, None]
+    steps_BKTN = tokens.without_padding(steps_BKTN)
     if tokens.past is None:
         return steps_BKTN.cumsum(2)
     past = tokens.past[..., : PARTS * steps_BKTN.shape[-1]]

@@ -60,10 +60,9 @@ class WallLayer(PairLayer):
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         steps_BTN = F.logsigmoid(widen(self.gate, tokens.x))
-        if tokens.real is not None:  # nothing decays at padding
-            steps_BTN = steps_BTN * tokens.real[:, tokens.slots, None]
-        kept = steps_BTN.unflatten(-1, (k_BKTD.shape[1], -1)).transpose(1, 2).to(k_BKTD.dtype)
-        return q_BHTD, k_BKTD, kept
+        steps_BKTM = steps_BTN.unflatten(-1, (k_BKTD.shape[1], -1)).transpose(1, 2)
+        # Nothing decays at padding.
+        return q_BHTD, k_BKTD, tokens.without_padding(steps_BKTM).to(k_BKTD.dtype)
 
     def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> Tensor:
         (T, D), S = q_BHTD.shape[2:], k_BKSD.shape[2]
