@@ -162,10 +162,10 @@ def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> 
         cache.layers[cache_layer_idx].cumulative_length.fill_(length + T)
 
 
-def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
-    """Returns (B|1, S), False at padding; None without padding. By a 4-D mask a new token (in
-    `slots`) is real if it sees itself, and a cached one if a new token sees it."""
-    if mask is None or mask.ndim == 2:
+def real_tokens(mask: Tensor, slots: Tensor) -> Tensor:
+    """Returns (B|1, S), False at padding. By a 4-D mask a new token (in `slots`) is real if it sees
+    itself, and a cached one if a new token sees it."""
+    if mask.ndim == 2:
         return mask
     seen = mask[:, 0]  # (B, T, S)
     itself = seen.gather(2, slots[None, :, None].expand(len(seen), -1, -1))[..., 0]
@@ -228,10 +228,8 @@ def read_mask(
     return mask.to(x_BTC.device, torch.bool).expand(B, -1)
 
 
-def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
+def check_draw(draw: tuple[int, ...], cache: Cache) -> None:
     """Refuses cached keys rotated with another draw of positions than the current one."""
-    if draw is None or cache is None:
-        return
     if not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0:
         cache.tape_draw = draw
     if getattr(cache, "tape_draw", draw) != draw:

@@ -258,7 +258,7 @@ def _coordinates(
             batch, ids, model.indices_layer, ordered=position.ordered, training=model.training
         )
     sampler = position.sampler
-    if sampler.draw is not None:
+    if sampler.draw is not None and batch.cache is not None:
         indices.check_draw(sampler.draw, batch.cache)
     extent = key.shape[-1] if ids is None and cached is None else None  # if they count
     if sampler.counts and (batch.mask is not None or batch.documents is not None):
