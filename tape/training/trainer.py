@@ -17,13 +17,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    default_data_collator,
-    set_seed,
-)
+from transformers import PrinterCallback, ProgressCallback, Trainer, default_data_collator, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
 from tape.files import write_text
