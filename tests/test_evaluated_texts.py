@@ -81,7 +81,8 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
     np.testing.assert_array_equal(text.tokens, stream.tokens)
     message = rf"{run} was trained on {own}, split otherwise .*--data run"
     refuses(message, open_text, "text", [str(own)], run, tmp_path)
-    assert open_text("text", [str(own)], run, tmp_path, whole=True).length > len(stream)
+    whole = open_text("text", [str(own)], run, tmp_path, whole=True)
+    assert len(whole.tokens) > len(stream)
     other = shutil.copy(own, tmp_path / f"other{own.suffix}")
     settings = json.loads((run / "trained.json").read_text())
     settings["data"] |= {"files": str(other), "validation": str(own)}
@@ -89,11 +90,11 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp
     (held_out / "trained.json").write_text(json.dumps(settings))
     shutil.copy(run / "tokenizer.json", held_out)
     shutil.copy(run / "tokenizer_config.json", held_out)
-    assert open_text("text", [str(own)], held_out, tmp_path).length > 0
+    assert len(open_text("text", [str(own)], held_out, tmp_path).tokens)
     refuses(rf"was trained on {other}", open_text, "text", [str(other)], held_out, tmp_path)
     settings["data"] |= {"files": str(own), "validation": None, "validation_fraction": 0.2}
     (held_out / "trained.json").write_text(json.dumps(settings))  # more than is held out here
-    assert open_text("text", [str(own)], held_out, tmp_path).length > 0
+    assert len(open_text("text", [str(own)], held_out, tmp_path).tokens)
     with own.open("a") as file:
         file.write(own.read_text().splitlines()[0] + "\n")
     message = rf"--data run: text or .* changed since {run} was .*--data text --files"

@@ -39,7 +39,7 @@ def plan(text: Text, convention: str, strides: dict[int, int], batch_tokens: int
     """Returns all windows in batches, the costliest first: if memory is short, it shows at once."""
     batches = []
     for length, stride in strides.items():
-        windows = windows_of(convention, text.length, length, stride)
+        windows = windows_of(convention, len(text.tokens), length, stride)
         batches += batches_of(windows, length, batch_tokens)
     return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> str:
         header["position"] = position
     digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
     results = out.with_suffix("") / f"{convention}-{digest}"
-    print(f"{folder}: shard {shard} of {text.name}, {text.length:,} tokens, {convention}")
+    print(f"{folder}: shard {shard} of {text.name}, {len(text.tokens):,} tokens, {convention}")
     answered = answering(folder, model, text, answer, processes=1)
     complete_shard(results, shard, header, batches, answered, lambda batch, found: found)
     return publish(arguments, header, text.name, results)

@@ -1,8 +1,8 @@
 """Texts that models are scored on: token ids on disk, from LongLoRA's files or a corpus."""
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,20 +20,12 @@ CHUNK_TOKENS = 2**24  # tokens to hash at a time
 OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst"}
 
 
-@dataclass(frozen=True)
-class Text:
-    """`length` token ids of `dtype` from the beginning of a file without a header, read through a
-    memory map."""
+class Text(NamedTuple):
+    """Token ids, mapped into memory from a file without a header."""
 
     name: str
     path: Path
-    dtype: str
-    length: int
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """(length,)"""
-        return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.length,))
+    tokens: np.ndarray  # (N,)
 
     def check(self, vocabulary: int) -> None:
         """Raises a ValueError for the first id outside a vocabulary of this size."""
@@ -48,7 +40,7 @@ class Text:
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the ids, independent of their file."""
         digest = hashlib.sha256()
-        for first in range(0, self.length, CHUNK_TOKENS):
+        for first in range(0, len(self.tokens), CHUNK_TOKENS):
             digest.update(self.tokens[first : first + CHUNK_TOKENS].astype("<u4").tobytes())
         return digest.hexdigest()
 
@@ -80,13 +72,13 @@ def open_text(
         if data == "text" and not whole:
             check_split(corpus, model)
         tokenizer = load_tokenizer(str(model))
-        stream = tokenize_corpus(corpus, "validation", tokenizer, cache_dir)
-        path, dtype, length = Path(stream.tokens.filename), stream.tokens.dtype.str, len(stream)
+        tokens = tokenize_corpus(corpus, "validation", tokenizer, cache_dir).tokens
+        path = Path(tokens.filename)
         name = corpus.name if whole else f"{corpus.name} (validation)"
     else:
         check_ids(path := Path(data))
-        name, dtype, length = path.name, "<u2", path.stat().st_size // 2
-    return Text(name, path, dtype, length if most is None else min(most, length))
+        name, tokens = path.name, np.memmap(path, "<u2", "r")
+    return Text(name, path, tokens[:most])
 
 
 def check_ids(path: Path) -> None:
