@@ -102,7 +102,7 @@ class GridQuestions(Questions):
         text = tokenizer.decode(written, clean_up_tokenization_spaces=False)
         expected = question.answer + tokenizer.eos_token
         shown = {"prompt": question.prompt, "expected": expected, "given": text}
-        return Answer(text, text == expected, (int(text == expected), 1), shown)
+        return Answer(text == expected, (int(text == expected), 1), shown)
 
 
 class ArithmeticTask(GeneratedTask):

@@ -115,7 +115,7 @@ def test_answers_are_those_of_a_loop(name, position, tmp_path):
                 with model.evaluation_length(batch.length):
                     logits = model(torch.tensor([ids]), use_cache=False).logits
                 ids.append(logits[0, -1].argmax().item())
-            assert answer.text == tokenizer.decode(ids[start:])
+            assert answer.shown["given"] == tokenizer.decode(ids[start:])
             endings += len(ids) < end
     assert endings or name != "addition"  # or the end of an answer would not have been tested
 
@@ -133,7 +133,7 @@ def test_one_pass_marks_as_greedy_decoding_does(tmp_path):
     given = questions.answers(model, tokenizer, batch)
     assert [each.right for each in given] == [True, False] * 4
     assert {each.counts[2] for each in given} == {6}
-    assert [each.text for each in given[::2]] == [*map(tokenizer.decode, written[::2])]
+    assert [each.shown["given"] for each in given[::2]] == [*map(tokenizer.decode, written[::2])]
 
 
 @all_cases
@@ -152,7 +152,8 @@ def test_a_plan_asks_everything_once_and_its_batches_do_not_matter(name, tmp_pat
             assert batch.new_tokens == max(each.room for each in asked)
             answers = questions.answers(model, tokenizer, batch)
             pairs = zip(asked, answers, strict=True)
-            texts += [(str(each), answer.text[: each.room or None]) for each, answer in pairs]
+            for each, answer in pairs:
+                texts.append((str(each), answer.shown["given"][: each.room or None]))
         assert costs == sorted(costs, reverse=True)
         given.append(sorted(texts))
     assert given[0] == given[1] == given[2] and len(batches) == len(groups)

@@ -27,10 +27,9 @@ class Question(NamedTuple):
 class Answer(NamedTuple):
     """What the model wrote, marked."""
 
-    text: str
     right: bool
     counts: tuple[int, ...]  # that the results add up for each cell (`Accuracy.counts`)
-    shown: dict[str, str]  # in wrong.jsonl
+    shown: dict[str, str]  # in wrong.jsonl, the text as "given"
 
 
 class Batch(NamedTuple):

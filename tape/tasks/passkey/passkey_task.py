@@ -158,7 +158,7 @@ class PasskeyQuestions(Questions):
             found = len(set(values) & set(numbers))
         right = found == len(values)
         counts = (1, int(right), found, question.tokens)
-        return Answer(text, right, counts, {"expected": answer.strip(), "given": text})
+        return Answer(right, counts, {"expected": answer.strip(), "given": text})
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:

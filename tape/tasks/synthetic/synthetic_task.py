@@ -153,7 +153,7 @@ class SyntheticQuestions(Questions):
         found = int((expected == given).sum())
         right = found == len(expected)
         shown = {"expected": in_words(expected), "given": in_words(given)}
-        return Answer(shown["given"], right, (1, int(right), len(expected), found), shown)
+        return Answer(right, (1, int(right), len(expected), found), shown)
 
 
 class SyntheticTask(GeneratedTask):
