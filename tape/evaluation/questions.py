@@ -1,7 +1,6 @@
 """Questions to a model in batches, answers by greedy decoding, and their marks."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -98,16 +97,6 @@ class Questions:
         return sorted(batches, key=lambda batch: -batch.cost)
 
 
-@contextmanager
-def plain_generation(model: TapeForCausalLM) -> Iterator[None]:
-    """Generation without the penalties and sampling settings that a base model may have."""
-    own, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own
-
-
 @torch.no_grad()
 def greedy(
     model: TapeForCausalLM, prompts: Sequence[Sequence[int]], end: int, new_tokens: int, length: int
@@ -119,7 +108,12 @@ def greedy(
     ids = padded(rows).to(model.device)
     mask = padded([torch.ones_like(row) for row in rows]).to(model.device)
     how = {"do_sample": False, "eos_token_id": end, "pad_token_id": end, "use_cache": True}
-    with model.evaluation_length(length), plain_generation(model):
-        output = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **how)
+    # Without the penalties and sampling settings that a base model may have.
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        with model.evaluation_length(length):
+            output = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **how)
+    finally:
+        model.generation_config = own
     written = output[:, ids.shape[1] :].tolist()
     return [row[: row.index(end) + 1] if end in row else row for row in written]
