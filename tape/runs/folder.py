@@ -18,6 +18,7 @@ from typing import Any
 
 from tape import provenance
 from tape.files import read_object, reading, write_text
+from tape.settings.schema import nodes
 
 CONFIGURATION = "run.json"
 EARLIER = "earlier_max_steps"
@@ -54,7 +55,7 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     steps that were planned before, and determined learning rates, as `earlier_max_steps`."""
     recorded = folder / CONFIGURATION
     if recorded.exists():
-        before, now = read_configuration(folder), dict(_flat(configuration))
+        before, now = read_configuration(folder), _flat(configuration)
         if checkpoints(folder) or (folder / "metrics.jsonl").exists():
             _check_same(folder, before, now)
             earlier, steps = before.get(EARLIER) or [], before.get("trainer.max_steps")
@@ -92,7 +93,7 @@ def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any
         raise ValueError(f"{folder} has no {name}: give the folder of a run that has finished")
     settings = read_object(recorded)
     with reading(recorded):
-        return dict(_flat(settings))
+        return _flat(settings)
 
 
 def influential(settings: dict[str, Any]) -> dict[str, Any]:
@@ -162,12 +163,8 @@ def folder_for_results(model: Path) -> Path:
     return found
 
 
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, tree
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in nodes(tree) if not (isinstance(value, dict) and value)}
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tape import command
 from tape.settings.groups import CONFIG, groups_of, options
-from tape.settings.schema import check_settings, shown, trainer_fields
+from tape.settings.schema import check_settings, nodes, shown, trainer_fields
 from tape.validation import suggestion
 
 FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
@@ -87,14 +87,6 @@ def parsed(words: list[str]) -> list[Override]:
 def unswept(overrides: Iterable[Override]) -> list[str]:
     """Returns the overrides of one value: not seed=0,1, which makes several runs."""
     return [each.input_line for each in overrides if not each.is_sweep_override()]
-
-
-def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the settings of a configuration, such as `trainer.max_steps`, and their values."""
-    for key, value in tree.items():
-        yield f"{prefix}{key}", value
-        if isinstance(value, Mapping):
-            yield from nodes(value, f"{prefix}{key}.")
 
 
 def check_added(words: list[str], name: str) -> None:

@@ -7,7 +7,7 @@ Settings of `data` are checked by the corpus, arguments of `position` and fields
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,6 +110,14 @@ OF_SOME_EXPERIMENTS = ("rates_of", "longest")
 def shown(value: Any) -> str:
     """Formats a value as in YAML."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the settings of a configuration, such as `trainer.max_steps`, and their values."""
+    for key, value in tree.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from nodes(value, f"{prefix}{key}.")
 
 
 def check(name: str, value: Any, kind: Kind) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tape.settings import schema
-from tape.settings.composition import compose_run, nodes, override
+from tape.settings.composition import compose_run, override
 from tape.settings.groups import CONFIG, PACKAGE, options
+from tape.settings.schema import nodes
 from tape.validation import look_up
 
 CODE = [PACKAGE / part for part in ("attention", "model", "positions")]
