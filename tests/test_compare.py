@@ -14,9 +14,8 @@ from results import add_grid, make_run
 from tape import provenance
 from tape.files import write_bytes, write_text
 from tape.provenance import TRAINED
-from tape.results.compare import compare, read
+from tape.results.compare import compare, markdown, read
 from tape.results.report import MARK
-from tape.results.typesetting import markdown
 from tape.runs.folder import register_run
 
 

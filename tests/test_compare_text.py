@@ -18,9 +18,8 @@ from tape import TapeConfig
 from tape.evaluation.curves import ABOUT, binned, context_gain, read_evaluation, write
 from tape.evaluation.windows import CONVENTIONS, strides_of, windows_of
 from tape.files import write_text
-from tape.results.compare import compare, read
+from tape.results.compare import compare, markdown, read
 from tape.results.figures import curves
-from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS
 from tape.statistics import differences
 from tape.tasks.passkey.sequences import Passkeys

@@ -24,8 +24,8 @@ from tape.evaluation.tables import markdown_table, over_seeds
 from tape.positions import ALIASES, ENCODINGS
 from tape.positions.base import Positions
 from tape.results import differences, load
+from tape.results.compare import markdown
 from tape.results.rows import read
-from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS
 from tape.statistics import weighted_mean
 from tape.tasks.synthetic.suite import suite

@@ -8,12 +8,103 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+from jinja2 import Environment, StrictUndefined
+
 from tape import provenance
+from tape.evaluation.accuracy import effective_length
+from tape.evaluation.curves import MIN_WINDOWS
+from tape.evaluation.tables import markdown_table, median_length, over_seeds
+from tape.evaluation.view import Column
 from tape.files import write_text
 from tape.results.figures import write_figures
-from tape.results.rows import Comparison, read
-from tape.results.runs import end, write_runs
-from tape.results.typesetting import markdown
+from tape.results.rows import RATE, Comparison, kind_of, read
+from tape.results.runs import end, missing_note, view_of, write_runs
+from tape.statistics import differences, per_seed
+
+TEXT = Path(__file__).with_name("table.md").read_text("utf-8")
+WITH_GAIN = {"method", "context gain, nats"}  # titles of tables that need no word about it
+PAGE = Environment(trim_blocks=True, undefined=StrictUndefined).from_string(TEXT)
+Cells = list[list[str]]
+
+
+def tables_of(found: Comparison, baseline: str | None = None) -> list[Cells]:
+    """Returns the tables: results of each evaluation, costs, differences to the row `baseline`. The
+    first line of a table is its head."""
+    tables: list[Cells] = []
+    compared: Cells = []
+    for kind in found.groups:
+        rows = found.rows[kind]
+        asked = [run.asked[kind] for runs in found.groups[kind].values() for run in runs]
+        columns = view_of(kind).columns(asked, rows)
+        for cost in (False, True):
+            if chosen := [column for column in columns if column.cost == cost]:
+                tables.append(_results(found, kind, chosen))
+        if baseline is not None:
+            for column in columns:
+                compared += _differences(column, rows, baseline) if column.compared else []
+    if compared:
+        head = [kind_of(found.runs), "in", "Δ", "pairs", "p", "exact p", "detectable"]
+        tables.append([head, *compared])
+    return tables
+
+
+def _results(found: Comparison, kind: str, columns: Sequence[Column]) -> Cells:
+    groups, rows = found.groups[kind], found.rows[kind]
+    lines = {label: [label, str(len(groups[label]))] for label in rows["row"].unique()}
+    for column in columns:
+        taken = column.of(rows)
+        for label, line in lines.items():
+            own = taken[taken["row"] == label]
+            if column.effective:
+                each = [effective_length(run) for _, run in own.groupby("seed")]
+                shown = median_length(each, taken["length"].max())
+            else:
+                each = [*per_seed(own).map(column.scale.of)]
+                shown = over_seeds(each, column.scale.digits)
+            note = f" (n = {len(each)})" if 0 < len(each) < len(groups[label]) else ""
+            line.append(shown + note)
+    return [[kind_of(found.runs), "n", *(column.title for column in columns)], *lines.values()]
+
+
+def _differences(column: Column, rows: pd.DataFrame, baseline: str) -> Cells:
+    lines = []
+    for each in differences(column.of(rows), baseline).itertuples():
+        line = [each.Index, f"{column.measure}, {column.compared}"]
+        line += [f"{each.mean:+.4f} ± {each.half_width:.4f}", f"{each.n:.0f}"]
+        lines.append([*line, *(f"{x:.2g}" for x in (each.p, each.exact_p, each.detectable))])
+    return lines
+
+
+def markdown(found: Comparison, baseline: str | None = None) -> str:
+    """Returns the tables and what they mean, and the folders that are not in them."""
+    tables = tables_of(found, baseline)
+    titles = {title for cells in tables for title in cells[0]}
+    text = PAGE.render(
+        tables=[*map(markdown_table, tables)],
+        baseline=baseline,
+        compared="Δ" in titles,
+        effective="effective length" in titles,
+        fewer=any("(n = " in cell for cells in tables for line in cells for cell in line),
+        no_gain="perplexity" in found.groups and titles.isdisjoint(WITH_GAIN),
+        windows=MIN_WINDOWS,
+        rates=_own_rates(found),
+    )
+    return text.strip("\n") + missing_note(found.missing)
+
+
+def _own_rates(found: Comparison) -> list[str]:
+    """The learning rates that labels do not name, if rows, or evaluations of a row, have different
+    ones."""
+    rates: dict[str, dict[float | None, list[str]]] = {label: {} for label in found.labels}
+    for kind, groups in found.groups.items():
+        for label, runs in groups.items():
+            rates[label].setdefault(runs[0].settings.get(RATE), []).append(kind)
+    lines = []
+    for label, own in rates.items():
+        told = (f"{x} ({', '.join(kinds)})" if len(own) > 1 else f"{x}" for x, kinds in own.items())
+        lines += [] if RATE in label else [f"{label} {' '.join(told)}"]
+    return lines if len(set().union(*rates.values())) > 1 else []
 
 
 def compare(
