@@ -339,5 +339,4 @@ def main(arguments: argparse.Namespace) -> None:
     text, missing = leaderboard(arguments.folders, arguments.out)
     if arguments.folders:
         provenance.record(arguments.out)
-    print(f"{text}{missing_note(missing)}\n\nalso in {arguments.out}, as a page and in pictures")
-    end(arguments.folders, missing)
+    end(arguments, text + missing_note(missing), "as a page and in pictures", missing)

@@ -129,6 +129,4 @@ def compare(
 
 def main(arguments: argparse.Namespace) -> None:
     text, found = compare(**vars(arguments))
-    print(text)
-    print(f"\nalso in {arguments.out}, with figures and the rows of each run")
-    end(arguments.folders, found.missing)
+    end(arguments, text, "with figures and the rows of each run", found.missing)

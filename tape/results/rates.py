@@ -152,6 +152,5 @@ def main(arguments: argparse.Namespace) -> None:
     (out / "rates.yaml").unlink(missing_ok=True)  # of other runs
     for target in filter(None, (out / "rates.yaml", arguments.into)):
         write_choice(found, target)
-    print(text)
-    print(f"\nalso in {out}, with a picture, the rows of each run and the choice as rates.yaml")
-    end(arguments.folders, missing)
+    more = "with a picture, the rows of each run and the choice as rates.yaml"
+    end(arguments, text, more, missing)

@@ -7,6 +7,7 @@ settings.json beside it holds how runs were trained and evaluated, and at which 
 machines and with which versions of the libraries.
 """
 
+import argparse
 import hashlib
 import json
 import math
@@ -267,9 +268,12 @@ def read_all(
     return runs, missing
 
 
-def end(folders: Sequence[Path], missing: Mapping[Path, str]) -> None:
+def end(given: argparse.Namespace, text: str, more: str, missing: Mapping[Path, str]) -> None:
+    """Prints the table of a command on runs, and what more is in --out; exits with status 1 if
+    folders could not be read."""
+    print(f"{text}\n\nalso in {given.out}, {more}")
     if missing:
-        sys.exit(f"error: {len(missing)} of {len(folders)} are not in the table")
+        sys.exit(f"error: {len(missing)} of {len(given.folders)} are not in the table")
 
 
 def missing_note(missing: Mapping[Path, str]) -> str:

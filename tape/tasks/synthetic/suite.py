@@ -163,6 +163,5 @@ def suite(
 
 def main(arguments: argparse.Namespace) -> None:
     text, missing = suite(arguments.folders, arguments.out, arguments.contrasts)
-    print(f"{text}{missing_note(missing)}")
-    print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
-    end(arguments.folders, missing)
+    text += missing_note(missing)
+    end(arguments, text, "with heatmap.png, suite.csv and all rows", missing)
