@@ -70,13 +70,7 @@ class Harness(HFLM):
         with self._model.evaluation_length(self.max_length):
             return super()._model_generate(*args, eos_token_id=self.eot_token_id, **how)
 
-    def tok_batch_encode(
-        self,
-        strings: list[str],
-        padding_side: str = "left",
-        left_truncate_len: int | None = None,
-        truncation: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def tok_batch_encode(self, strings, padding_side="left", left_truncate_len=None, **how: Any):
         """Encodes prompts; `left_truncate_len` leaves room for the generated tokens."""
         ids, mask = super().tok_batch_encode(strings, padding_side)
         if left_truncate_len is not None:
