@@ -93,13 +93,9 @@ def path(text: str) -> Path:
 
 def model_folder(text: str) -> Path:
     """Parses the folder of a model for argparse; refuses one that does not exist."""
-    check_model_folder(folder := path(text))
-    return folder
-
-
-def check_model_folder(folder: Path) -> None:
-    if not folder.is_dir():
+    if not (folder := path(text)).is_dir():
         raise argparse.ArgumentTypeError(f"{folder} is not a folder")
+    return folder
 
 
 def result_folder(text: str) -> Path:

@@ -287,7 +287,8 @@ def check_arguments(words: tuple[str, ...]) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        patch.setattr("tape.command.check_model_folder", lambda folder: None)
+        patch.setattr("tape.parsers.model_folder", Path)
+        patch.setattr("scrolls.parsers.model_folder", Path)
         patch.setattr("tape.command.Existing.__call__", argparse._StoreAction.__call__)
         run_command(*words, folder=ROOT, succeeds=True)
 

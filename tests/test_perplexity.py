@@ -278,7 +278,7 @@ LINES = {
 
 @pytest.mark.parametrize(("lines", "expected"), LINES.items())
 def test_the_papers_command_line(lines, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
+    monkeypatch.setattr("tape.parsers.model_folder", Path)
     (tmp_path / "project").mkdir()
     folder = lay_out(tmp_path / "project")
     for file in ("data/proof_pile.bin", "data/pg19_test.bin", "my data/proof_pile.bin"):

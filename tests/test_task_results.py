@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_a_run_may_be_the_current_folder(tmp_path, monkeypatch):
 
 
 def test_command_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
+    monkeypatch.setattr("tape.parsers.model_folder", Path)
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
     given = parsers.evaluate(["--task", "passkey", *line.split()])
     model, tokenizer = load(make_run(tmp_path, "original"))
