@@ -55,7 +55,7 @@ def trained_for(folder: Path, what: Literal["task", "budget"]) -> str:
     """Returns the name of the task or the budget that a model was fine-tuned on."""
     file = folder / TRAINED_FOR
     name = read_object(file).get(what) if file.is_file() else None
-    if name not in {"task": TASKS, "budget": BUDGETS}[what]:
+    if name not in [*{"task": TASKS, "budget": BUDGETS}[what]]:
         raise ValueError(
             f"{file} names no {what} of a fine-tuning: give a run of a task, or {what}="
         )

@@ -124,6 +124,7 @@ data.files=null | data=text needs data\.files
 data.documents=marsk | data\.documents='marsk' must be join or mask, or null for
 trainer.lr_scheduler_type=foo | trainer: foo is not a valid SchedulerType
 trainer.use_cpu=true trainer.fp16=true | trainer\.fp16=True: float16 needs a GPU
+trainer.use_cpu=true model.attn_implementation=flex_attention | on a CPU it has no backward pass
 trainer.report_to=[mlflow] | trainer\.report_to=\['mlflow'\]: not installed; installed: 
 trainer.save_strategy=best | a run resumes from its last checkpoint
 trainer.accelerator_config={even_batches:false} | \.even_batches=False: processes
@@ -338,6 +339,10 @@ COMMANDS = [
     ("-m tape.commands state --model . no --out x", r"--model: no is not a folder"),
     ("-m tape.commands export {model} --out {model}", r"model already exists; choose another"),
     (f"{MEASURED} --out {{model}}/config.json/o.csv", r"json cannot be used: Not a directory"),
+    (
+        "-m tape.commands train experiment=quick output_dir={model}/config.json/run",
+        r"config\.json/run cannot be used: Not a directory",
+    ),
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
     (
         f"-m tape.commands stability --windows 1 --out o --length 100000 {MODEL}",

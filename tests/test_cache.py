@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import CACHE_EDITS, make_model, random_tokens, refuses
+from every_encoding import in_modes
 from test_scrolls import byte_tokenizer
 from transformers import DynamicCache, MistralConfig, StaticCache
 
@@ -121,6 +122,22 @@ def test_continuous_batching_is_refused():
         model.generate_batch([[1, 2, 3]], max_new_tokens=2)
     with pytest.raises(ValueError, match=r"continuous batching .* generate\(\) with"):
         model.generate(torch.tensor([[1, 2, 3]]), cache_implementation="paged")
+
+
+@in_modes
+def test_generation_behind_a_padded_call(position):
+    """The call counts tokens by its mask; for a static cache transformers hides it in a 4-D one."""
+    model, ids = make_model(position, dtype=torch.float64), random_tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    cache = StaticCache(model.config, max_cache_len=16)
+    model(ids[:, :7], attention_mask=mask[:, :7], past_key_values=cache)
+    how = {"attention_mask": mask, "max_new_tokens": 2, "do_sample": False, "output_logits": True}
+    given = model.generate(ids, past_key_values=cache, return_dict_in_generate=True, **how)
+    for row, start in enumerate((0, 4)):
+        alone = model(given.sequences[row : row + 1, start:-1], use_cache=False).logits[0, -2:]
+        found = torch.stack([logits[row] for logits in given.logits])
+        torch.testing.assert_close(found, alone.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_assisted_decoding_behind_cached_tokens_is_refused():

@@ -55,7 +55,7 @@ def test_command(runs, tmp_path, capsys):
     assert OmegaConf.load(out / "rates.yaml") == {"rope": 0.002, "tape": 0.004}
     printed = capsys.readouterr().out
     assert printed.startswith((out / "table.md").read_text())
-    assert (out / "rates.png").is_file()
+    assert (out / "rates.png").is_file() and (out / "origin.json").is_file()
     # The saved rows give the same choice; runs that did not finish are named.
     early = make_run(tmp_path / "early", "alibi", 0.001, 2.0, last=4)
     with pytest.raises(SystemExit, match="error: 2 of 3 are not in the table"):

@@ -42,7 +42,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     """
     folder, out = Path(folder), Path(out).absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} already exists; choose another --out, or remove it")
+        raise ValueError(f"{out} already exists; choose another --out")
     model, tokenizer, recorded = load(folder)
     if format == "llama":
         require_llama(model)

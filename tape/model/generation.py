@@ -2,6 +2,7 @@
 
 from functools import wraps
 
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
 from transformers.generation import GenerationMode
@@ -9,7 +10,7 @@ from transformers.masking_utils import create_masks_for_generate
 
 from tape.model.cache import GrowingCache
 from tape.model.configuration import TapeConfig
-from tape.model.indices import read_mask
+from tape.model.indices import keep_indices, read_mask
 
 # Ways of generation in which a call has all tokens so far or the newest.
 ONE_BY_ONE = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
@@ -78,4 +79,9 @@ class TapeGenerationMixin(GenerationMixin):
                 model_kwargs["attention_mask"] = None
         static = cache is not None and cache.is_compileable
         if static and mask is not None and model_kwargs.get("position_ids") is None:
-            model_kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+            counts, layer = mask.long().cumsum(-1), self.model.indices_layer
+            model_kwargs["position_ids"] = (counts - 1).clamp(min=0)
+            if int(cache.get_seq_length()) and not int(cache.get_seq_length(layer)):
+                # A call of the model has filled the cache, and counted by its mask.
+                room = cache.get_max_length() - counts.shape[1]
+                keep_indices(cache, layer, F.pad(counts, (0, room)), 0)

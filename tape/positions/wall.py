@@ -38,7 +38,8 @@ def within(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     for b in reversed(range(scores.shape[-3])):
         column = torch.cat((scores[..., b, :, :], rows @ k[..., b, :, :].mT), dim=-2)
         columns.insert(0, F.pad(column, (0, 0, b * L, 0)))
-        rows = torch.cat((q[..., b, :, :], rows * whole[..., b, :, :]), dim=-2)
+        if b:
+            rows = torch.cat((q[..., b, :, :], rows * whole[..., b, :, :]), dim=-2)
     return torch.cat(columns, dim=-1)[..., :T, :T]
 
 

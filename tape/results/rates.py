@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from tape import statistics
+from tape import provenance, statistics
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
@@ -152,5 +152,6 @@ def main(arguments: argparse.Namespace) -> None:
     (out / "rates.yaml").unlink(missing_ok=True)  # of other runs
     for target in filter(None, (out / "rates.yaml", arguments.into)):
         write_choice(found, target)
+    provenance.record(out)
     more = "with a picture, the rows of each run and the choice as rates.yaml"
     end(arguments, text, more, missing)

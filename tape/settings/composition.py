@@ -52,6 +52,7 @@ def call(main: Callable[[], None], name: str) -> None:
 
 def refuse(error: object) -> NoReturn:
     """Exits with an error in one line."""
+    error = command.in_one_line(error) if getattr(error, "filename", None) else error
     lines = str(error).splitlines() or [type(error).__name__]
     sys.exit(f"error: {'; '.join(line.strip() for line in lines if line).replace(':; ', ': ')}")
 

@@ -100,6 +100,10 @@ def configuration_of(
     method = Method.of(settings.peft) if settings.peft else None
     check_frozen(settings.frozen, method, arguments.bf16)
     check_rates(settings.optimizer, arguments, method)
+    kernel = settings.model.get("attn_implementation")
+    if kernel == "flex_attention" and arguments.device.type == "cpu":
+        what = f"model.attn_implementation={kernel}: on a CPU it has no backward pass"
+        raise ValueError(f"{what}; use sdpa or eager")
     if method and not settings.base_model:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
     if settings.base_model:
