@@ -6,14 +6,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tape.evaluation.figures import log_axes, side_by_side
+from tape.evaluation.figures import STYLES, log_axes, side_by_side
 from tape.evaluation.tables import markdown_table
 
 LEAST = 3  # lengths of an exponent
 ABOUT = """\
 Exponents: least-squares slopes of ln(time) and ln(memory) against ln(length), of methods with
 at least 3 lengths; (n lengths): fewer than others have. Picture: growth.png."""
-STYLES = [{"ls": line, "color": f"C{n}"} for line in ("-", "--", ":", "-.") for n in range(10)]
 TIME, MEMORY = "milliseconds", "memory_mib"
 Panels = list[tuple[str, str, str, pd.DataFrame]]  # work, measure, its label, and rows
 

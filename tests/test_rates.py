@@ -8,7 +8,7 @@ from results import add_metrics
 from results import make_run as make
 
 from tape.files import write_text
-from tape.results.rates import choices, read_finished, table
+from tape.results.rates import choices, draw, read_finished, table
 from tape.results.runs import read_all
 from tape.settings.groups import CONFIG
 
@@ -102,6 +102,8 @@ def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, pa
     assert len(runs) == count and not missing
     assert table(choices(runs)).partition("\n\n")[0] in (docs / f"{page}.md").read_text()
     found = choices(runs).rates
+    lines = [line for line in draw(choices(runs)).axes[0].get_lines() if line.get_label() in found]
+    assert len({(x.get_color(), x.get_linestyle()) for x in lines}) == len(lines) >= len(found)
     file = CONFIG / "rates" / f"{chosen}.yaml"
     assert found == (OmegaConf.load(file) if isinstance(chosen, str) else chosen)
 

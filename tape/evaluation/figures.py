@@ -23,6 +23,8 @@ from tape.statistics import table, weighted_mean
 PER_ROW = 4  # heat maps side by side
 SIDE = 3.6  # inches of a heat map
 LABELS = 12  # ticks of an axis, at most
+# Of lines, 40 different ones.
+STYLES = [{"ls": line, "color": f"C{n}"} for line in ("-", "--", ":", "-.") for n in range(10)]
 
 
 def write_figure(figure: Figure, target: Path, kinds: Sequence[str] = ("png", "svg")) -> None:

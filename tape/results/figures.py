@@ -1,10 +1,11 @@
 """The figures of a comparison: curves with bands over seeds, and mean heat maps."""
 
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tape.evaluation.figures import draw_panel, heat_map, write_figure
+from tape.evaluation.figures import STYLES, draw_panel, heat_map, write_figure
 from tape.evaluation.view import select
 from tape.results.rows import BASE, Comparison
 from tape.results.runs import view_of
@@ -21,8 +22,8 @@ def curves(found: Comparison) -> Figure | None:
     ]
     if not panels:
         return None
-    colours = {label: {"color": f"C{n}"} for n, label in enumerate(found.labels)}
-    styles = colours | {BASE: {"color": "black", "linestyle": "--"}}
+    styles = dict(zip(found.labels, cycle(STYLES), strict=False))
+    styles |= {BASE: {"color": "black", "ls": "--"}}
     figure = Figure(figsize=(4.6 * len(panels) + 1.8, 4.3), layout="constrained")
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (kind, panel, rows) in zip(every, panels, strict=True):

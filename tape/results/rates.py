@@ -6,6 +6,7 @@ The seeds of these runs are for the choice only; a comparison takes others.
 import argparse
 import math
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from tape import provenance, statistics
-from tape.evaluation.figures import curve, write_figure
+from tape.evaluation.figures import STYLES, curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import reading, write_text
@@ -111,7 +112,7 @@ def draw(found: Choices) -> Figure:
     would flatten all others."""
     figure = Figure(figsize=(7.6, 4.8), layout="constrained")
     axes = figure.subplots()
-    styles = {label: {"linestyle": "--"} for label in [*found.names][10:]}
+    styles = dict(zip(found.names, cycle(STYLES), strict=False))
     curve(found.rows, "rate", axes=axes, styles=styles)
     figure.legend(loc="outside right upper")
     for line in axes.get_lines():
