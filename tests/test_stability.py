@@ -304,3 +304,9 @@ def test_tables_and_pictures(tmp_path, analyse):
     assert f"| {values['none']:.4f} |" in text and f"| {less:.4f} |" in text
     names = {path.name for path in out.glob("*.png")}
     assert names == {"phase_tape.png", "attention_tape.png", "interventions_tape.png"}
+
+
+def test_rows_have_files_of_their_own():
+    rows = ["a_3", "a!", "a?"]
+    assert inside.as_files(rows).keys() == {*rows}
+    assert len({*inside.as_files(rows).values()}) == len(rows)

@@ -5,6 +5,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +101,8 @@ def as_files(rows: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in rows:
         name = re.sub(r"[^\w.=,-]+", "_", row).strip("_")[:80]
-        found[row] = f"{name}_{len(found) + 1}" if name in found.values() else name
+        names = chain([name], (f"{name}_{n}" for n in count(len(found) + 1)))
+        found[row] = next(each for each in names if each not in found.values())
     return found
 
 
