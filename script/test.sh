@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks style and runs the fast tests:
 #   bash script/test.sh [pytest arguments]
-# Instead of the fast tests: the slow ones (-m slow) or those for now and then (-m manual).
+# Instead of the fast tests: the slow ones (-m slow).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export EXTRAS=dev${EXTRAS:+,$EXTRAS}
