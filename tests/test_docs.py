@@ -247,7 +247,7 @@ def test_the_table_of_parts_is_that_of_the_results():
             assert told == f"{each.mean:+.{digits}f} ± {each.half_width:.{digits}f}"
 
 
-PARTS = {"text": ["text", "text_more", "bigrams"], "context_extension": ["extension", "bases"]}
+PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
 PARTS |= {"suite": ["tasks"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
 
 
@@ -378,34 +378,37 @@ def test_encodings_added_on_text():
             assert f"\n{line} {x['p']:.2g} | {x['detectable']:.2g} |\n" in table
     assert sum(table.count(f" | {baseline} | ") for baseline in BASELINES) == len(found)
     text = " ".join(page("text").split())
+    better_far = ("cope", "relative", "pope", "wall", "path", "carope")
+    unseen_there = {("relative", length) for length in (256, 512)}
     near = {"t5": 0.12, "fox": 0.08, "kerple": 0.09}  # loss that would be detected
     far = {"fope": 0.06, "rope_gain": 0.12, "repo": 0.04, "selective": 0.12}
     assert "KERPLE** cannot be told from FIRE (0.12, 0.08 and 0.09 nats would be, uncorr" in text
-    assert "better than RoPE at every length (p at most 0.0056)" in text
-    assert "(p at most 0.024) and cannot be told from RoPE at the trained one (corrected p" in text
+    assert "better than RoPE at every length (p at most 0.0084)" in text
+    assert "(p at most 0.024) and cannot be told from RoPE at the trained one (corrected" in text
     assert "cannot be told from RoPE (0.06 and 0.12 would be at four times the length)" in text
-    assert "(p at most 0.031) and cannot be told from it at four times (0.04 and 0.12" in text
-    assert "(p at most 0.0046), by 0.27 ± 0.07 and 1.43 ± 0.37 nats at four times, and" in text
-    assert "These twelve are worse than FIRE at all three lengths (p at most 0.04)" in text
+    assert "(p at most 0.034) and cannot be told from it at four times (0.04 and 0.12" in text
+    assert "(p at most 0.005), by 0.27 ± 0.07 and 1.43 ± 0.37 nats at four times, and" in text
+    assert "are worse than FIRE at all three lengths (p at most 0.043), but relative" in text
     for (encoding, baseline, length), x in found.items():
         unseen = x["p"] > 0.05 and round(x["detectable"], 2)
-        if baseline == "fire":
-            near_it = unseen and unseen <= near.get(encoding, 0)
-            assert near_it if encoding in near else x["mean"] > 0 and x["p"] < 0.0405
+        if baseline == "fire" and (encoding in near or (encoding, length) in unseen_there):
+            assert unseen and unseen <= near.get(encoding, 0.12)
+        elif baseline == "fire":
+            assert x["mean"] > 0 and x["p"] < 0.0435
         elif encoding in far and length == 1024:
             assert unseen == far[encoding]
         elif encoding in ("fope", "rope_gain"):
             assert unseen
         elif encoding in ("repo", "selective") and length == 256:
-            assert x["mean"] > 0 and x["p"] < 0.0315
+            assert x["mean"] > 0 and x["p"] < 0.0345
         elif encoding in ("learned", "sincos"):
-            assert unseen == 0.06 if length == 256 else x["mean"] > 0 and x["p"] < 0.00465
-        elif encoding == "grape_ap":
-            assert x["mean"] < 0 and x["p"] < 0.00565
-        elif encoding in ("cope", "pope", "wall", "path", "carope") and length == 1024:
+            assert unseen == 0.06 if length == 256 else x["mean"] > 0 and x["p"] < 0.00505
+        elif encoding in ("grape_ap", "stick_breaking"):
+            assert x["mean"] < 0 and x["p"] < 0.00845
+        elif encoding in better_far and length == 1024:
             assert x["mean"] < 0 and x["p"] < 0.0245
-        elif encoding in ("cope", "pope", "wall", "path", "carope") and length == 256:
-            assert x["p"] > 0.295 and unseen <= 0.07
+        elif encoding in better_far and length == 256:
+            assert x["p"] > 0.135 and unseen <= 0.08
     shown = {
         encoding: f"{x['mean']:.2f} ± {x['half_width']:.2f}"
         for (encoding, *rest), x in found.items()
