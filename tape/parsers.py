@@ -176,6 +176,8 @@ def of_runs(name: str, description: str, out: str | None, number: str = "+") -> 
     about = "folders of runs, or of saved results"
     parser.add_argument("folders", type=Path, nargs=number, action=Existing, help=about)
     parser.add_argument("--out", type=result_folder, default=out, help="for the results")
+    about = "folders of runs that failed: named, but not read"
+    parser.add_argument("--failed", type=Path, nargs="+", default=[], help=about)
     return parser
 
 

@@ -108,6 +108,12 @@ def test_commands_are_those_of_the_checkout_that_one_is_in(tmp_path):
     assert set(done.stdout.split()) == {"here"}, done.stderr
 
 
+def test_a_command_that_is_started_several_times_is_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # as torchrun does
+    with pytest.raises(SystemExit, match=r"perplexity is one process, .*with --shard i/n"):
+        cli.main("perplexity", "--model", "none")
+
+
 def test_the_documentation_calls_commands_by_their_names():
     pages = "".join(path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
     assert not [name for name in cli.TARGETS if f"tape {name}" not in pages]

@@ -197,6 +197,9 @@ def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, capsys):
     with pytest.raises(SystemExit, match="error: 4 of 5 are not in the table"):
         tape("compare", *runs, "--out", tmp_path / "out")
     assert f"* {runs[1]}: {runs[1]}/grid has none of" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="error: 1 of 2 are not in the table"):
+        tape("compare", runs[4], "--out", tmp_path / "out", "--failed", runs[3])
+    assert f"* {runs[3]}: the run failed, and results of an earlier" in capsys.readouterr().out
 
 
 def test_the_evaluation_is_the_one_that_all_have(runs):

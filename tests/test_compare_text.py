@@ -60,6 +60,13 @@ def test_differences_are_those_of_the_statistics(seeds):
     assert "Δ" not in text and "No differences to rope: they need two" in text
 
 
+def test_one_trained_length_is_marked(seeds, tmp_path):
+    longer = make_text(tmp_path / "longer", "nope", 0, LOSSES["rope"][0], length=16)
+    for runs, marked in ((seeds, True), ([*seeds, longer], False)):
+        (legend,) = curves(read(runs, "compare", across=["length"])).legends
+        assert ("trained up to here" in [x.get_text() for x in legend.get_texts()]) == marked
+
+
 def test_the_table_and_the_rows(seeds, tmp_path):
     """The tables of docs/ show how they are written."""
     out = tmp_path / "out"

@@ -17,7 +17,7 @@ from script_folder import commands_of, lay_out, start
 from tape import TapeForCausalLM, parsers
 from tape.evaluation import perplexity as entry
 from tape.evaluation import scoring
-from tape.evaluation.curves import figure_of, read_curves
+from tape.evaluation.curves import figure_of, read_curves, read_evaluation
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.texts import open_text
@@ -191,6 +191,14 @@ def test_shards_equal_one(folder, text_file, tmp_path, capsys):
     assert not (shared / "perplexity.csv").exists()
     evaluate(shared, text_file, "--shard", "1/2")
     assert results(shared) == results(folder)
+
+
+def test_the_folder_of_an_evaluation_has_its_last_measurement(folder, text_file):
+    out = folder / "compare" / "perplexity.csv"
+    for stride in ("4", "5"):
+        evaluate(folder, text_file, "--out", str(out), "--stride", stride)
+        assert {*pd.read_csv(out)["stride"]} == {int(stride)}
+        assert read_evaluation(out.parent).asked["lengths"] == [16, 32]
 
 
 def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):

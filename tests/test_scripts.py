@@ -182,7 +182,7 @@ def test_values_and_seeds_are_combined():
     words = ["sweep=encodings", "vary.position=[tape,rope]"]
     words += ["vary.trainer.learning_rate=[1e-3,2e-5]", "seeds=0 7", "name=rates"]
     words += ["settings=['length=64']", "--", "data=text", "data.files=my texts/"]
-    words += ["evaluate.perplexity.stride=${seed}"]
+    words += ["evaluate.perplexity.stride=7"]
     found = commands(*words)
     runs = [command for command in found if command[0] == "train"]
     each = product(("tape", "rope"), ("0.001", "2e-05"))
@@ -196,7 +196,7 @@ def test_values_and_seeds_are_combined():
     assert given(evaluated[5], "model") == [f"output/{names[5]}"]
     assert given(evaluated[5], "out") == [f"output/{names[5]}/compare/perplexity.csv"]
     assert given(evaluated[5], "lengths") == ["64", "128", "256"]
-    assert given(evaluated[5], "stride") == ["7"]  # that of its seed
+    assert given(evaluated[5], "stride") == ["7"]
     assert given(found[-1], "out") == ["output/compare_rates"]
     assert len([word for word in found[-1] if word.startswith("output/rates_")]) == 8
 
@@ -226,6 +226,7 @@ sweep=passkey evaluation=['out=x.csv'] | out=x\.csv is set by the sweep
 sweep=passkey baseline=foo | unknown baseline 'foo'
 sweep=passkey baseline=rope vary.trainer.max_steps=[5,6] | baseline=rope: several rows have it
 sweep=encodings vary.tokenizer=[a/b,a-b] | two runs have one folder
+sweep=encodings vary.length=[64,32] | evaluated differently .*_64_0 by .* --lengths 64 128 256 .*; a
 sweep=passkey name=../outside | name='\.\./outside' must be one folder of
 sweep=passkey length=64 | length: .*; settings of the runs follow --$
 sweep=passkey jbos=3 | jbos: there is no such setting; did you mean 'jobs'
@@ -236,6 +237,7 @@ sweep=passkey -- position@position=rope | position@position=rope is set by the
 sweep=passkey vary.data=[local] -- data._target_=x | data\._target_=x is set
 sweep=extension vary.peft=[lora] -- position=rope | position=rope is set
 sweep=extension vary.peft=[lora,longlora] -- peft.groups=4 | lora and longlora
+sweep=passkey -- evaluate.perplexity.max_tokens=9 | max_tokens: .*; \+evaluate\.perplexity\.max_t
 sweep=passkey -- lenght=5 | lenght: there is no such setting; did you mean
 sweep=passkey -- --help | --help
 sweep=passkey vary.trainer.max_steps=[5,x] | max_steps='x' must be an integer

@@ -56,6 +56,9 @@ def run(name: str, words: list[str]) -> None:
         target = look_up("command", name, TARGETS)
         if target.startswith("benchmarks") and not (ROOT / "benchmarks").is_dir():
             raise ValueError(f"{name} times a checkout of the repository; run it there")
+        if name != "train" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
+            what = f"tape {name} is one process, not several of torchrun or accelerate launch"
+            raise ValueError(f"{what}: run it alone; evaluations share work with --shard i/n")
         # Refused, or helped, before torch is imported.
         parsers = import_module(f"{target.partition('.')[0]}.parsers")
         if parse := getattr(parsers, name.replace("-", "_"), None):

@@ -309,10 +309,12 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
     return figure
 
 
-def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str]]:
+def leaderboard(
+    folders: Sequence[Path], out: Path, failed: Sequence[Path] = ()
+) -> tuple[str, dict[Path, str]]:
     """Writes leaderboard.md, .csv and .png, and seeds.png of the front page; returns the tables
     and, by folder, why it could not be read."""
-    runs, missing = read_all(folders, None) if folders else ([], {})
+    runs, missing = read_all(folders, None, failed=failed) if folders else ([], {})
     for run in (*submitted(), *runs):
         if not any(column.source.takes(run) for column in COLUMNS):
             raise ValueError(f"{run.folder} was asked what no column shows: leave it out")
@@ -338,7 +340,7 @@ def leaderboard(folders: Sequence[Path], out: Path) -> tuple[str, dict[Path, str
 
 
 def main(arguments: argparse.Namespace) -> None:
-    text, missing = leaderboard(arguments.folders, arguments.out)
+    text, missing = leaderboard(**vars(arguments))
     if arguments.folders:
         provenance.record(arguments.out)
     end(arguments, text + missing_note(missing), "as a page and in pictures", missing)

@@ -49,10 +49,13 @@ def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
     return [(int(k), int(tokens[k]), float(sums[k])) for k in tokens.nonzero()[0]]
 
 
-def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:
-    """Adds the results at several lengths to the tables: the mean over all tokens, and in each bin
-    of positions. `about` has a value for each of ABOUT but the length, empty where it does not
-    apply; `batches` by length the losses of each batch."""
+def write(
+    path: Path, about: dict[str, Any], batches: dict[int, list[Binned]], alone: bool = False
+) -> list[Perplexity]:
+    """Adds the results at several lengths to the tables, or replaces these if they hold one
+    measurement `alone`: the mean over all tokens, and in each bin of positions. `about` has a value
+    for each of ABOUT but the length, empty where it does not apply; `batches` by length the losses
+    of each batch."""
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
         key = about | {"length": length}
@@ -65,8 +68,8 @@ def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -
         for k, tokens, loss in sums.itertuples():
             place = {"first": int(BINS[k]), "last": min(int(BINS[k + 1]), length) - 1}
             bins.append(key | place | {"tokens": tokens, "nll": loss / tokens})
-    add_rows(position_table(path), POSITION_COLUMNS, len(ABOUT) + 2, bins)
-    add_rows(path, COLUMNS, len(ABOUT), rows)
+    add_rows(position_table(path), POSITION_COLUMNS, 0 if alone else len(ABOUT) + 2, bins)
+    add_rows(path, COLUMNS, 0 if alone else len(ABOUT), rows)
     return found
 
 

@@ -105,7 +105,9 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
     with reading(results):
         for row in rows:
             by_length[row["length"]].append(row["bins"])
-        found = write(out, about, by_length)
+        # In an evaluation's folder, which comparisons read (`read_evaluation`).
+        alone = out.resolve().parent.parent == arguments.model.resolve()
+        found = write(out, about, by_length, alone)
     write_figure(figure_of(*read_curves(out)), out.with_suffix(""), ["png"])
     lines = [["window", "scored tokens", "loss", "perplexity"]]
     for x in found:

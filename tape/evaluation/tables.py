@@ -75,10 +75,11 @@ def read_table(
 
 def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]) -> None:
     """Adds all rows to a table or none. A row replaces one with the same values in the first `key`
-    columns."""
+    columns; with a `key` of 0, these rows replace the table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         new = [{column: str(row[column]) for column in columns} for row in added]
-        rows = {tuple(row.values())[:key]: row for row in [*read_table(path, columns), *new]}
+        old = read_table(path, columns) if key else []
+        rows = {tuple(row.values())[: key or None]: row for row in [*old, *new]}
         write_rows(path, pd.DataFrame([*rows.values()], columns=columns))

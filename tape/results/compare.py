@@ -7,6 +7,7 @@ with results.csv and settings.json) count as the runs in it.
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
@@ -68,12 +69,17 @@ def _results(found: Comparison, kind: str, columns: Sequence[Column]) -> Cells:
 
 
 def _differences(column: Column, rows: pd.DataFrame, baseline: str) -> Cells:
-    lines = []
-    for each in differences(column.of(rows), baseline).itertuples():
-        line = [each.Index, f"{column.measure}, {column.compared}"]
-        line += [f"{each.mean:+.4f} ± {each.half_width:.4f}", f"{each.n:.0f}"]
-        lines.append([*line, *(f"{x:.2g}" for x in (each.p, each.exact_p, each.detectable))])
-    return lines
+    """Returns a line per row, without numbers where there are no two pairs of finite values; none
+    if that is so everywhere."""
+    found, lines = differences(column.of(rows), baseline), []
+    others = [label for label in rows["row"].unique() if label != baseline]
+    for label, each in found.reindex(others).iterrows():
+        shown = ["-"] * 5
+        if label in found.index:
+            shown = [f"{each['mean']:+.4f} ± {each['half_width']:.4f}", f"{each['n']:.0f}"]
+            shown += [f"{each[name]:.2g}" for name in ("p", "exact_p", "detectable")]
+        lines.append([label, f"{column.measure}, {column.compared}", *shown])
+    return lines if len(found) else []
 
 
 def markdown(found: Comparison, baseline: str | None = None) -> str:
@@ -112,10 +118,10 @@ def compare(
     out: Path,
     name: str | None = None,
     baseline: str | None = None,
-    **chosen: Sequence[str],
+    **chosen: Sequence[Any],
 ) -> tuple[str, Comparison]:
     """Writes table.md, the results in long form and the figures; returns the table. The baseline is
-    a row, or the folder of one of its runs; `chosen` are `across`, `only` and `within` of `read`.
+    a row, or the folder of one of its runs; `chosen` are the other arguments of `read`.
     """
     found = read(folders, name, **chosen)
     row = None if baseline is None else found.find(baseline)

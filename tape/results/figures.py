@@ -13,7 +13,7 @@ from tape.results.runs import view_of
 
 def curves(found: Comparison) -> Figure | None:
     """Returns a panel per curve that was measured, with a line per row. A red line marks the end of
-    the trained length. None without curves."""
+    the trained length if all rows have one. None without curves."""
     panels = [
         (kind, panel, rows)
         for kind in found.groups
@@ -39,16 +39,14 @@ def curves(found: Comparison) -> Figure | None:
 
 
 def _trained(found: Comparison, kind: str) -> dict[str, int]:
-    """The trained length; with methods, that of their base and, if all have the same, theirs."""
+    """The trained length, if all rows have the same; with methods, also that of their base."""
     lengths = {
         label: runs[0].asked[kind].get("trained", runs[0].settings["length"])
         for label, runs in found.groups[kind].items()
     }
-    if BASE not in lengths:
-        return {"trained up to here": lengths[found.rows[kind]["row"].iloc[0]]}
-    marks = {"base trained up to here": lengths.pop(BASE)}
-    own = {*lengths.values()}
-    return marks | {"extended up to here": own.pop()} if len(own) == 1 else marks
+    marks = {"base trained up to here": lengths.pop(BASE)} if BASE in lengths else {}
+    own, what = {*lengths.values()}, "extended" if marks else "trained"
+    return marks | ({f"{what} up to here": own.pop()} if len(own) == 1 else {})
 
 
 def write_figures(found: Comparison, out: Path) -> None:

@@ -144,7 +144,7 @@ def write_choice(found: Choices, target: Path) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    runs, missing = read_all(arguments.folders, "", read_finished)
+    runs, missing = read_all(arguments.folders, "", read_finished, arguments.failed)
     found, out = choices(runs), arguments.out
     text = table(found) + missing_note(missing)
     write_runs(out, runs)

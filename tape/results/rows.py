@@ -71,16 +71,17 @@ def read(
     across: Patterns = (),
     only: Patterns = ("*",),
     within: Patterns = (),
+    failed: Sequence[Path] = (),
 ) -> Comparison:
     """Groups runs into rows; raises a ValueError if no run can be read, or they cannot be compared.
 
     Args:
         folders: of runs, or of results that were saved.
-        name: see `read_all`.
+        name, failed: see `read_all`.
         across, within: see `groups_of`.
         only: patterns of the names of runs to take, or of evaluations given alone.
     """
-    found, missing = read_all(folders, name)
+    found, missing = read_all(folders, name, failed=failed)
     runs = [run for run in found if any(_matches(each, only) for each in names_of(run.folder))]
     if found and not runs:
         names = ", ".join("/".join(names_of(run.folder)) for run in found)

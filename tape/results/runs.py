@@ -241,13 +241,17 @@ def read_saved(folder: Path) -> list[Run]:
 
 
 def read_all(
-    folders: Sequence[Path], name: str | None, read: Callable[[Path, str], Run] = read_run
+    folders: Sequence[Path],
+    name: str | None,
+    read: Callable[[Path, str], Run] = read_run,
+    failed: Sequence[Path] = (),
 ) -> tuple[list[Run], dict[Path, str]]:
     """Returns runs, and by folder why others could not be read; raises a ValueError if none can be.
 
     Args:
         folders: of runs, of one evaluation of a run each, or of saved results.
         name: the folder of the runs' evaluation, given to `read`; None for that of `shared_name`.
+        failed: folders of runs that are not read: what is in them may be from an earlier time.
     """
     if name is None:
         name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
@@ -263,6 +267,7 @@ def read_all(
                 runs.append(read(folder, name))
         except (ValueError, OSError) as error:
             missing[folder] = in_one_line(error)
+    missing |= dict.fromkeys(failed, "the run failed, and results of an earlier time do not count")
     if not runs:
         raise ValueError("; ".join(missing.values()) or "no runs were given")
     return runs, missing
@@ -273,7 +278,8 @@ def end(given: argparse.Namespace, text: str, more: str, missing: Mapping[Path, 
     folders could not be read."""
     print(f"{text}\n\nalso in {given.out}, {more}")
     if missing:
-        sys.exit(f"error: {len(missing)} of {len(given.folders)} are not in the table")
+        count = len(given.folders) + len(given.failed)
+        sys.exit(f"error: {len(missing)} of {count} are not in the table")
 
 
 def missing_note(missing: Mapping[Path, str]) -> str:

@@ -106,6 +106,8 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     runs = runs_of(cfg, axes, seeds)
     if len({run.folder for run in runs}) < len(runs):
         raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
+    if shlex.split(cfg["compare"] or "")[:1] == ["compare"]:
+        check_evaluations(runs)
     rows = {run.row for run in runs}
     if cfg["baseline"]:
         if any(cfg["baseline"] in each and len(each) < len(rows) for each in axes.values()):
@@ -116,6 +118,20 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     elif cfg["usual_baseline"] in rows:
         cfg["baseline"] = cfg["usual_baseline"]
     return runs
+
+
+def check_evaluations(runs: Sequence[Run]) -> None:
+    """Raises a ValueError for runs that would be evaluated with different arguments, but for their
+    own folders: they could not be compared."""
+    asked: dict[str, Run] = {}
+    for run in runs:
+        commands = "; ".join(map(shlex.join, run.commands[1:]))
+        asked.setdefault(commands.replace(str(run.folder), "RUN"), run)
+    if len(asked) > 1:
+        told = (f"{run.folder} by {commands or 'no command'}" for commands, run in asked.items())
+        what = "runs that are evaluated differently cannot be compared"
+        how = "after --, give evaluate.perplexity.lengths and .stride, or what differs, for all"
+        raise ValueError(f"{what}: {', '.join(told)}; {how}")
 
 
 def words(value: Any) -> list[Any]:
@@ -201,8 +217,8 @@ def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | Non
 def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> list[str]:
     """Returns the command that compares runs, if there is one. A baseline that is a row of the
     sweep stands for the first of its runs that did not fail, if any. Runs that failed are named in
-    the comparison, but those with the results of an earlier time are left out. What varies besides
-    encodings, methods and their rates may differ between its rows."""
+    the comparison, but not read. What varies besides encodings, methods and their rates may differ
+    between its rows."""
     if not cfg["compare"]:
         return []
     command, *flags = shlex.split(cfg["compare"])
@@ -215,6 +231,7 @@ def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> l
     if command == "compare" and varied:
         flags += ["--across", *(f"{axis}.*" if options(axis) else axis for axis in varied)]
     rows = dict.fromkeys(run.row for run in runs)
-    told = [run for run in runs if run not in failed or not run.receipt.is_file()]
+    told = [run for run in runs if run not in failed]
     folders = (str(run.folder) for row in rows for run in told if run.row == row)
+    flags += ["--failed", *(str(run.folder) for run in failed)] if failed else []
     return [command, *folders, *flags]

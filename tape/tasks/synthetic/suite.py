@@ -131,12 +131,15 @@ def draw(rows: pd.DataFrame, encodings: Sequence[str]) -> Figure:
 
 
 def suite(
-    folders: Sequence[Path], out: Path, contrasts: Sequence[str] = ()
+    folders: Sequence[Path],
+    out: Path,
+    contrasts: Sequence[str] = (),
+    failed: Sequence[Path] = (),
 ) -> tuple[str, dict[Path, str]]:
     """Writes suite.md, suite.csv, heatmap and the results in long form; returns the table and, by
     folder (of a run or of saved results), why runs could not be read."""
     predictions = [*map(contrast, contrasts)]
-    runs, missing = read_all(folders, FOLDER)
+    runs, missing = read_all(folders, FOLDER, failed=failed)
     if others := [run.folder for run in runs if FOLDER not in run.asked]:
         raise ValueError(f"{others[0]} was not evaluated on a synthetic task: leave it out")
     rows = rows_of(runs)
@@ -162,6 +165,6 @@ def suite(
 
 
 def main(arguments: argparse.Namespace) -> None:
-    text, missing = suite(arguments.folders, arguments.out, arguments.contrasts)
+    text, missing = suite(**vars(arguments))
     text += missing_note(missing)
     end(arguments, text, "with heatmap.png, suite.csv and all rows", missing)
