@@ -135,6 +135,7 @@ trainer.output_dir=x | trainer\.output_dir=x: set output_dir=\.\.\. instead
 trainer.do_train=false | trainer\.do_train: a run validates by
 trainer.gradient_checkpointing_kwargs={use_reentrant:false} | without trainer\.gradient_checkpointin
 trainer.lr_scheduler_type=warmup_stable_decay | type=warmup_stable_decay, .* missing .*num_decay
+trainer.lr_scheduler_type=polynomial trainer.lr_scheduler_kwargs.lr_end=9 | initial lr \(0\.00\d+\)
 trainer.lr_scheduler_kwargs.bogus=3 | unexpected keyword argument 'bogus'
 trainer.lr_scheduler_type=constant_with_warmup trainer.lr_scheduler_kwargs.num_cycles=3 | kwargs=\{'
 trainer.lr_scheduler_type=greedy | reads a metric: the rate must follow from the step

@@ -218,13 +218,14 @@ TABLE = "| encoding | n |\n|---|---|\n| rope | 3 |\n"
 
 @pytest.fixture
 def output(tmp_path):
-    """Two runs and a comparison, whose texts would like to be parts of the page."""
+    """Three runs and a comparison, whose texts would like to be parts of the page."""
     output = tmp_path / "output"
     write_text(output / "half" / "run.json", "{")
     for name in ("run", "trained"):
         write_text(output / EVIL / f"{name}.json", "{}")
         write_text(output / "longer" / f"{name}.json", f'"{name}"')  # goes on for more steps
     write_text(output / "longer" / "report" / "report.md", "of fewer steps")
+    write_text(output / "report" / "run.json", "{}")  # a run of this name
     text = "# r\n\nsaid\n\n    <b>&amp; more</b>\n\n[y](z) \x1b[2J\u202eb\n"
     write_text(output / EVIL / "report" / "report.md", text)
     write_bytes(output / EVIL / "report" / "loss.png", PICTURE.read_bytes())
@@ -243,11 +244,11 @@ def test_the_page_shows_what_the_folders_hold(output, tmp_path, capsys):
     page = file.read_text()
     tags, text = re.findall(r"<(\w+)", page), html.unescape(re.sub("<[^>]*>", "", page))
     assert "the table" in text
-    assert all(f"\n{output / name}\n" in text for name in ("half", "longer"))
+    assert all(f"\n{output / name}\n" in text for name in ("half", "longer", "report"))
     assert re.findall("<t[hd]>(.*)</t[hd]>", page) == ["encoding", "n", "rope", "3"]
     sources = re.findall(r'<img [^>]*src="(.{22})', page)
     assert sources == ["data:image/png;base64,"] * 2 and tags.count("img") == 2
-    assert (tags.count("li"), tags.count("a"), tags.count("section")) == (2, 3, 3)
+    assert (tags.count("li"), tags.count("a"), tags.count("section")) == (3, 3, 3)
     (origin,) = provenance.read(output / EVIL)
     for value in (origin["command"], origin["machine"], str(origin["commit"])):
         assert value in text

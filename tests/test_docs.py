@@ -199,6 +199,7 @@ MAIN = ["add_a*", "add_fault*", "add_fire*", "add_[nrt]*", "add_xpos*"]
 VARIANTS = ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]
 FULL = str(RESULTS / "ablations" / "ablation_full_10")
 BASES = {"within": ["base_*", "tokenizer"]}
+ONE_RATE = {"only": ["bigrams_[!fnr]*", "bigrams_fo*", "bigrams_r[ae]*"]}  # on bigrams
 TABLES = [("addition", "variants", {"only": VARIANTS}, "randpe")]
 for name, chosen, baseline in (
     ("addition", {"across": ACROSS, "only": MAIN}, "tape"),
@@ -209,6 +210,7 @@ for name, chosen, baseline in (
     ("text", {}, "rope"),
     ("text_more", {}, None),
     ("bigrams", {}, "tape"),
+    ("bigrams_more bigrams", ONE_RATE, "rope"),
     ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
     ("checkpoints", {}, None),
     ("contextual", {"only": ["contextual_[rt]*"]}, "rope"),
@@ -227,10 +229,11 @@ for name, seeds in (("equivariance", "1[0-5]"), ("width", "1?")):
 
 @pytest.mark.parametrize(("results", "page", "chosen", "baseline"), TABLES)
 def test_tables_are_those_of_the_results(results, page, chosen, baseline):
-    found = read([RESULTS / results], **chosen)
+    folders = [RESULTS / name for name in results.split()]  # the first has the page
+    found = read(folders, **chosen)
     assert not found.missing
     row = None if baseline is None else found.find(baseline)
-    assert markdown(found, row) in (RESULTS / results / f"{page}.md").read_text()
+    assert markdown(found, row) in (folders[0] / f"{page}.md").read_text()
 
 
 def test_the_table_of_parts_is_that_of_the_results():
@@ -415,6 +418,26 @@ def test_encodings_added_on_text():
         if rest == ["rope", 1024]
     }
     assert (shown["learned"], shown["sincos"]) == ("0.27 ± 0.07", "1.43 ± 0.37")
+
+
+def test_bigrams_at_one_rate():
+    rows = load([RESULTS / "bigrams_more", RESULTS / "bigrams"], **ONE_RATE)
+    whole = rows[(rows["measure"] == "loss") & rows["first"].isna()]
+    near, _, _, far = (differences(own, "rope") for _, own in whole.groupby("length"))
+    first = far.sort_values("mean")[:5]
+    assert [*first.index] == ["wall", "fox", "kerple", "cope", "relative"]
+    assert [*first["mean"].round(2)] == [-0.49, -0.48, -0.47, -0.47, -0.47]
+    assert {*first["p"].round(3)} == {0.013} and near.loc[first.index, "p"].min() > 0.2
+    assert near.loc[first.index, "detectable"].max() <= 0.003
+    losses = whole[whole["length"] == 512].groupby("row")["value"].mean()[first.index] - 1.447
+    assert [*losses.round(2)] == [0.07, 0.07, 0.08, 0.08, 0.08]
+    few = far.loc[["t5", "grape_ap", "xpos"]].round(2)
+    assert [*few["mean"]] == [-0.3, -0.26, -0.14] and few["half_width"].iloc[2] == 0.03
+    assert [*far.loc[["t5", "grape_ap"], "p"].round(3)] == [0.027, 0.03]
+    assert near["mean"]["grape_ap"].round(2) == 0.08
+    repo = whole[(whole["row"] == "repo") & (whole["length"] == 64)]["value"]
+    assert sorted(repo > 2.3) == [False, False, False, True]
+    assert len(far) == 15
 
 
 def test_pass_keys_of_each_seed():

@@ -48,6 +48,13 @@ def test_every_model_experiment_and_trainer_composes(chosen):
     assert isinstance(arguments, TrainingArguments) and arguments.max_steps == cfg.trainer.max_steps
 
 
+@pytest.mark.parametrize("experiment", ["text", "lengths", "bigrams"])
+@pytest.mark.parametrize("position", ["learned", "randpe"])
+def test_limited_positions_are_as_many_as_a_sweep_evaluates(experiment, position):
+    cfg = composed(f"experiment={experiment}", f"position={position}")
+    assert (cfg.position.length or 4 * cfg.length) >= max(cfg.evaluate.perplexity.lengths)
+
+
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
 def test_every_field_of_training_arguments_is_a_setting(prefix):
     names = sorted(field.name for field in dataclasses.fields(TrainingArguments) if field.init)

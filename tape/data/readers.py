@@ -148,7 +148,9 @@ def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int
         raise ValueError(f"{where}: a {type(row).__name__}; {OBJECT}")
     if field not in row:
         has = f"the row has fields {', '.join(row)}"
-        raise ValueError(f"{where}: no text in field {field!r} ({has}); set data.field")
+        raise ValueError(
+            f"{where}: no text in field {field!r} ({has}); data=text data.field=NAME reads others"
+        )
     text = row[field]
     if not isinstance(text, str):
         kind = "null" if text is None else f"{type(text).__name__} {text!r:.40}"

@@ -76,13 +76,17 @@ def page(**given: Any) -> str:
 
 
 def walk(root: Path) -> Iterator[Path]:
-    """Yields `root` and the folders under it, without following links."""
+    """Yields `root` and the folders under it, without following links; runs of any name."""
+
+    def is_shown(folder: Path) -> bool:
+        internal = INTERNAL_FOLDERS.fullmatch(folder.name)
+        return not internal or (folder / CONFIGURATION).is_file()
 
     def refuse(error: OSError) -> NoReturn:
         raise error
 
     for name, folders, _ in os.walk(root, onerror=refuse):
-        folders[:] = sorted(each for each in folders if not INTERNAL_FOLDERS.fullmatch(each))
+        folders[:] = sorted(each for each in folders if is_shown(Path(name, each)))
         yield Path(name)
 
 

@@ -204,7 +204,7 @@ def check_given(runs: Sequence[Run], across: Patterns = (), within: Patterns = (
                     raise ValueError(
                         f"{other.folder} and {run.folder} were trained with different settings: "
                         f"{'; '.join(changes)}; compare runs with the same budget, or name "
-                        "settings that may differ with --across"
+                        "settings that may differ with --across (tape compare)"
                     )
     for base in bases:
         weights = next(iter(base.asked.values()))["model"]

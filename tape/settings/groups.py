@@ -61,11 +61,12 @@ def _register_ablations() -> None:
         _register("sweep", f"ablation_{table}", content)
 
 
-def _lengths(*factors: float, _root_: Any) -> ListConfig | None:
-    """`${lengths:0.5,1,2}`: multiples of the trained length."""
-    length = _root_.length
-    known = isinstance(length, int)  # `check_settings` refuses others
-    return ListConfig([int(factor * length) for factor in factors]) if known else None
+def _lengths(*factors: float, _root_: Any) -> ListConfig | int | None:
+    """`${lengths:0.5,1,2}`: multiples of the trained length; a number for one factor."""
+    if not isinstance(_root_.length, int):  # `check_settings` refuses it
+        return None
+    first, *others = (int(factor * _root_.length) for factor in factors)
+    return ListConfig([first, *others]) if others else first
 
 
 def _new(size: int, _root_: Any) -> int | None:

@@ -125,7 +125,8 @@ def _check_schedule(arguments: TrainingArguments) -> None:
             f"{most}, the steps after warm-up"
         )
     try:
-        steps, optimizer = arguments.max_steps, SGD([torch.zeros(1)])
+        optimizer = SGD([torch.zeros(1)], lr=arguments.learning_rate)
+        steps = arguments.max_steps
         get_scheduler(kind, optimizer, warmup, steps, scheduler_specific_kwargs=given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{schedule}, trainer.lr_scheduler_kwargs={given}: {error}") from error

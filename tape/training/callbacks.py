@@ -59,8 +59,8 @@ class Console(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         now = time.perf_counter()
         self.seconds, self.steps, self.began = self.seconds + now - self.began, self.steps + 1, now
-        if state.global_step == state.max_steps and not any("loss" in x for x in state.log_history):
-            control.should_log = True  # a run of fewer steps than logging_steps
+        if state.global_step == state.max_steps:
+            control.should_log = True  # also the steps after the last multiple of logging_steps
 
     def on_log(self, args, state, control, logs, **kwargs):
         if "loss" in logs and self.steps:
