@@ -237,7 +237,8 @@ sweep=passkey -- position@position=rope | position@position=rope is set by the
 sweep=passkey vary.data=[local] -- data._target_=x | data\._target_=x is set
 sweep=extension vary.peft=[lora] -- position=rope | position=rope is set
 sweep=extension vary.peft=[lora,longlora] -- peft.groups=4 | lora and longlora
-sweep=passkey -- evaluate.perplexity.max_tokens=9 | max_tokens: .*; \+evaluate\.perplexity\.max_t
+sweep=passkey evaluate.perplexity.max_tokens=9 | max_tokens: .*; settings of the runs follow --$
+sweep=passkey -- evaluate.perplexity.max_tokens=9 | max_tokens: .*; a sweep's evaluation='--max_
 sweep=passkey -- lenght=5 | lenght: there is no such setting; did you mean
 sweep=passkey -- --help | --help
 sweep=passkey vary.trainer.max_steps=[5,x] | max_steps='x' must be an integer

@@ -71,8 +71,10 @@ def explained(error: Exception, name: str) -> object:
         known |= {f"trainer.{field}" for field in trainer_fields()}
     hint = suggestion(refused[1], known - {refused[1]}).partition(" Known: ")[0]
     more = "; settings of the runs follow --" if name == "sweep" else ""
-    if refused[1].startswith(("position.", "evaluate.")):
-        more = f"; +{refused[1]}=... gives an argument that its file does not list"
+    if name == "train" and refused[1].startswith("position."):
+        more = f"; +{refused[1]}=... gives an argument of the encoding that its file does not list"
+    if name == "train" and refused[1].startswith("evaluate."):
+        more = f"; a sweep's evaluation='--{refused[1].rpartition('.')[2]} ...' adds an argument"
     return f"{refused[1]}: there is no such setting{hint} --help lists all{more}"
 
 
