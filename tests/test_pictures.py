@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from commands import tape
 from matplotlib.figure import Figure
-from test_docs import CONTRASTS, RESULTS, TABLES
+from pages import RESULTS
+from test_tables import CONTRASTS, TABLES
 
 from benchmarks import growth, parsers, speed
 from tape.analysis import state

@@ -1,0 +1,20 @@
+"""The pages of the documentation, and what is written in them."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[a-z]*/README.md")])
+
+
+def page(name):
+    return (ROOT / "docs" / f"{name}.md").read_text()
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def rows_of(table):
+    return [re.split(r" *\| *", row)[1:-1] for row in table.splitlines() if row.startswith("|")]
