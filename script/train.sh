@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Pre-trains a decoder and writes a report: TYPE=tape bash script/train.sh [settings]
 #
-#   TYPE            encoding: tape rope alibi fire xpos randpe nope t5 sincos learned yarn tape_yarn;
-#                   the paper's names adape (the default), randrope, t5rb and adayarn work as well
+#   TYPE            encoding: tape, rope, alibi, fire or another of docs/encodings.md; the paper's names
+#                   adape (the default), randrope, t5rb and adayarn work as well
 #   NGPUS, NNODES   processes, see script/launch.sh
 #   settings        as for train.py, e.g. launcher=fsdp2 trainer.max_steps=1000 experiment=c4
 #
