@@ -296,9 +296,9 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
         axes.plot(x[reached], y[reached], "o", markersize=3)
         axes.plot(x[~reached], y[~reached], "x", color="tab:red", markersize=3)
         if column.against is not None:
-            axes.axvline(0, color="0.6", linewidth=1, zorder=0)
             axes.set_xscale("symlog", base=2, linthresh=0.5, linscale=2)  # one may be far off
             axes.xaxis.set_major_formatter("{x:g}")
+            axes.axvline(0, color="0.6", linewidth=1, zorder=0)
         if column.source.evaluation == FOLDER:  # lengths in factors of √2
             shortest = column.source.asked["trained"] / 2
             axes.set_xscale("symlog", base=2, linthresh=shortest)
