@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,7 +37,8 @@ def new_folder(target: Path, cached: bool = True) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
-        yield work
+        with writing(target):
+            yield work
         work.chmod(0o755)
         for path in work.rglob("*"):  # flushed to disk before the rename
             if path.is_file():
@@ -59,6 +61,17 @@ def naming(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Turns torch's and safetensors' errors of writing into OSErrors that name the target."""
+    try:
+        yield
+    except Exception as error:
+        if re.search("inline_container|iostream|Error while serializing: I/O", str(error)):
+            raise OSError(f"{target} cannot be written: is the disk full?") from error
+        raise
 
 
 @contextmanager

@@ -44,6 +44,7 @@ def test_the_best_and_what_is_within_its_standard_error_are_marked():
     shown = ["**-0.200 (-0.300 to -0.100)**", "<u>-0.100</u>", "-0.100", "+inf (+0.100 to +inf)"]
     assert texts(TEXT, **losses) == shown  # the error is 0.1
     assert texts(TEXT, a=[inf, inf]) == ["+inf"]
+    assert texts(TEXT, a=[-0.2], b=[-0.2004], c=[-0.1]) == ["**-0.200**", "**-0.200**", "-0.100"]
     assert texts(TIME, a=[1, 2, 3, 4, 5, 6, 7]) == ["**4.00 (2.00 to 6.00)**"]
 
 

@@ -108,7 +108,7 @@ def longest(task: str, trained: int) -> Column:
     command = f'TASKS={task} TYPES="mine rope" bash script/suite.sh'
     source = Source(FOLDER, ("tasks/*",), command, asked)
     value = lambda run: longest_solved(run.of(FOLDER))  # noqa: E731
-    return Column(SYNTHETIC, f"{task} ({trained})", source, value, "median", "max", 0)
+    return Column(SYNTHETIC, f"{task} ({trained})", source, value, "median", "max", 1)
 
 
 PANELS = 5  # of the picture, side by side
@@ -219,9 +219,10 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
 
 def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     """Returns a line per encoding: its value, the range that is shown (low, high), how many of its
-    runs have learned the task, its mark and its text. The mark is "best", or "near" within one
-    standard error of the best (of its mean over seeds). Ranks are values over all runs, 0 for one
-    that has not learned its task; nothing is best at 0 there."""
+    runs have learned the task, its mark and its text. The mark is "best", also for a value that is
+    shown like the best, or "near" within one standard error of the best (of its mean over seeds).
+    Ranks are values over all runs, 0 for one that has not learned its task; nothing is best at 0
+    there."""
     every, kind = values.groupby("encoding"), column.source.evaluation
     shown = values[values["learned"]].groupby("encoding")["value"]
     cells = pd.DataFrame({"value": shown.agg(column.middle)}, every.groups)
@@ -235,7 +236,7 @@ def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     if np.isfinite(best) and (kind != FOLDER or best):
         apart = (rank - best).abs()
         cells.loc[apart <= error[apart == 0].max(), "mark"] = "near"
-        cells.loc[apart == 0, "mark"] = "best"
+        cells.loc[rank.round(column.digits) == round(best, column.digits), "mark"] = "best"
     cells["text"] = [text_of(column, cell) for cell in cells.itertuples()]
     return cells
 

@@ -1,7 +1,6 @@
 """transformers' Trainer with verified checkpoints and a guard before every step."""
 
 import json
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, default_data_collator, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
-from tape.files import write_text
+from tape.files import write_text, writing
 from tape.hashing import keys_of
 from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
@@ -182,12 +181,8 @@ class LanguageModelTrainer(Trainer):
         if not self._weights_are_finite(model):
             raise callbacks.NonFiniteLoss(f"weights are not finite after step {step}: not saved")
         self.continued.record()
-        try:
+        with writing(work):
             super()._save_checkpoint(model, trial)
-        except RuntimeError as error:
-            if re.search("inline_container|iostream", str(error)):  # torch's writer
-                raise OSError(f"{work} cannot be written: is the disk full?") from error
-            raise
         self.accelerator.wait_for_everyone()  # each process writes its part
         if self.is_world_process_zero():
             finalize_checkpoint(work, target)
@@ -210,7 +205,8 @@ class LanguageModelTrainer(Trainer):
         folder = Path(self.args.output_dir)
         work = folder / ".final"
         self.model.config.use_cache = True  # transformers disables it for training
-        self.save_model(str(work), _internal_call=True)
+        with writing(work):
+            self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
             (work / "training_args.bin").unlink(missing_ok=True)  # an unneeded pickle
             (folder / TRAINED).unlink(missing_ok=True)  # it belongs to the weights before
