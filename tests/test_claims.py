@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import pandas as pd
 from pages import RESULTS, ROOT, blocks, page
 from test_tables import ONE_RATE
 
@@ -135,6 +136,21 @@ def test_bigrams_at_one_rate():
     below = (each.sub(each.loc["rope"]) < 0).all(axis=1)
     assert below.sum() == 18 and below[["t5", "kerple", "fox", "grape_ap", "cope"]].all()
     assert len(far) == 22
+
+
+def test_one_digit_more():
+    cells = pd.read_csv(ROOT / "docs" / "leaderboard.csv", index_col=["column", "encoding"])
+    cells = cells.loc["addition +1 digit, %"].round()
+    assert [*cells["value"][["randpe", "nope", "fire", "alibi"]]] == [83, 82, 79, 53]
+    assert [*cells["value"][["wall", "kerple", "t5", "fox", "learned"]]] == [75, 63, 16, 11, 0]
+    assert cells["high"][["rope", "tape", "xpos"]].max() < 3
+    ranges = cells.loc[["wall", "kerple"], ["low", "high"]]
+    assert ranges.to_numpy().tolist() == [[73, 77], [50, 88]]
+    rows = load([RESULTS / "addition_more"])
+    sizes = rows[["first_digits", "second_digits"]]
+    known = weighted_mean(rows[sizes.max(axis=1) <= 5], ["row", "seed"])
+    failed = known[known < 0.99]
+    assert [*failed.index] == [("fox", 2), ("learned", 1)] and [*failed.round(2)] == [0.93, 0.88]
 
 
 def test_pass_keys_of_each_seed():

@@ -24,9 +24,11 @@ VARIANTS = ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]
 FULL = str(RESULTS / "ablations" / "ablation_full_10")
 BASES = {"within": ["base_*", "tokenizer"]}
 ONE_RATE = {"only": ["bigrams_[!fnr]*", "bigrams_fo*", "bigrams_r[ae]*"]}  # on bigrams
+LIKE_MAIN = ["add_a[dl]*", "add_[cgklnprtw]*", "add_f[io]*", "add_s[eit]*", "add_xp*"]
 TABLES = [("addition", "variants", {"only": VARIANTS}, "randpe")]
 for name, chosen, baseline in (
     ("addition", {"across": ACROSS, "only": MAIN}, "tape"),
+    ("addition_more addition", {"only": LIKE_MAIN}, "rope"),
     ("passkey", {}, None),
     ("extension", {}, "adape"),
     ("bases", BASES, "adape"),
