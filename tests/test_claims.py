@@ -12,10 +12,9 @@ from tape.statistics import weighted_mean
 
 
 def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
-    page = ROOT / "docs" / "text.md"
-    (code,) = blocks(page, "python")
-    exec(compile(code, page.name, "exec"), {})
-    assert capsys.readouterr().out.strip() in page.read_text()
+    (code,) = blocks(ROOT / "docs" / "text.md", "python")
+    exec(compile(code, "text.md", "exec"), {})
+    assert capsys.readouterr().out.strip() in page("text")
 
 
 def gaps(results, runs, baseline):
