@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from safetensors import SafetensorError
 
 from tape.files import check_folder
-from tape.validation import check_name
+from tape.validation import check_name, suggestion
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError)
 NO_MEMORY = "can't allocate memory"  # torch's error, on a CPU
@@ -60,6 +60,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = f"unknown {value!r}{suggestion(value, action.choices)}"
+            raise argparse.ArgumentError(action, what)
 
 
 def integer(least: int, most: int = 10**12) -> Callable[[str], int]:

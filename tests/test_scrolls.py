@@ -295,7 +295,7 @@ def test_answers_are_in_order_and_do_not_depend_on_others(processes, base, data,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("task=qaspr", "--task: invalid choice: 'qaspr'"),
+        ("task=qaspr", "--task: unknown 'qaspr'; did you mean 'qasper'"),
         ("budget=", r"scrolls\.json names no budget of a fine-tuning: give a run of a task"),
         ("data_dir=/nowhere", "neither qasper.zip nor"),
         ("max_batch_tokens=100", "must be at least 256"),

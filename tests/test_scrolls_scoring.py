@@ -161,7 +161,7 @@ def test_without_gold_answers(evaluate, official, qasper, tmp_path):
     for message, done in {
         "no gold answer to score with": evaluate(official, {}, split="test"),
         "neither quality.zip nor quality/validation": evaluate(qasper, {}, task="quality"),
-        "invalid choice: 'qualty'": evaluate(qasper, {}, task="qualty"),
+        "unknown 'qualty'; did you mean 'quality'": evaluate(qasper, {}, task="qualty"),
         "no.json has no predictions": evaluate(qasper, {}, file="no.json"),
         f"{rows}, line 6: id 'q4': output=None must be text": evaluate(qasper, {}),
     }.items():

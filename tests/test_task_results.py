@@ -173,7 +173,7 @@ def test_the_command(tmp_path, caplog):
     ("name", "words", "message"),
     [
         ("original", "", "error: give --task, one of addition, passkey, synthetic"),
-        ("original", "division", "error: --task: invalid choice: 'division'"),
+        ("original", "division", "error: --task: unknown 'division'"),
         ("original", "addition", r"has no problems\.json: give the folder of a run on this task"),
         ("original", "synthetic", r"has no synthetic\.json: give the folder of a run on this task"),
         ("original", "passkey", "error: give --max_tokens"),

@@ -40,6 +40,8 @@ def test_commands_of_the_mission_run(tmp_path):
     def tape(*words):
         return run("-m", "tape.commands", *words, folder=tmp_path, path=site)
 
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert tape("--version") == f"tape {given['version']}\n"
     (tmp_path / "texts").mkdir()
     for n in range(60):
         text = LEGAL.read_text().replace("the", f"the {n}")

@@ -7,6 +7,7 @@ import os
 import sys
 import tomllib
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 from tape.command import expected_errors
@@ -41,6 +42,8 @@ def main(*words: str) -> None:
         try:
             if name in ("-h", "--help"):
                 print(usage())
+            elif name == "--version":
+                print("tape", version("tape"))
             else:
                 run(name, arguments)
         finally:

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tqdm import tqdm
 
 from tape.settings import schema
 from tape.settings.composition import compose_run, override
@@ -160,6 +162,8 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
     rows: dict[str, DictConfig] = {}
     alike: dict[str, str] = {}  # settings -> row
     runs: list[Run] = []
+    count = prod(map(len, axes.values()))
+    bar = tqdm(total=count, desc="composing", unit="row", disable=None, leave=False)
     for seed, *chosen in product(seeds, *axes.values()):
         values = dict(zip(axes, chosen, strict=True))
         row = row_of(values)
@@ -171,6 +175,7 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
         command = [*recipe, *cfg["settings"], *(override(*each) for each in given.items())]
         if row not in rows:
             rows[row], settings = compose_run(command)
+            bar.update()
             settings = {key: x for key, x in settings.items() if key not in OF_THE_SWEEP}
             settings["peft"] = {**(settings["peft"] or {}), "name": None}
             other = alike.setdefault(json.dumps(settings).replace(folder, ""), row)
@@ -178,6 +183,7 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
                 raise ValueError(f"{other} and {row} are rows with the same settings; name one")
         rows[row].update(own | base)
         runs.append(run_of(cfg, command, rows[row], row))
+    bar.close()
     first: dict[Path, Run] = {}
     for command, found in bases.values():
         with open_dict(found):
