@@ -116,7 +116,8 @@ def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | 
         return read(folder) if folder.exists() else None
     except DAMAGED as error:
         log.warning("%s is damaged (%s): it is created again", folder, " ".join(str(error).split()))
-        shutil.rmtree(folder)
+        with naming(folder):
+            shutil.rmtree(folder)
         return None
 
 

@@ -196,7 +196,8 @@ def compare(given: list[str]) -> argparse.Namespace:
 def suite(given: list[str]) -> argparse.Namespace:
     parser = of_runs("suite", "All encodings on all tasks.", "output/suite")
     add = parser.add_argument
-    add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
+    about = "predictions to test: task:longer:shorter"
+    add("--contrasts", nargs="*", action=Distinct, default=[], help=about)
     return parser.parse_args(given)
 
 

@@ -210,8 +210,12 @@ def test_lengths_are_half_octaves_and_solved_up_to_the_first_that_fails():
 
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     refuses(r"different settings: trainer\.max_steps", suite, evaluated, tmp_path / "unequal")
-    with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
-        suite(evaluated[:1], tmp_path / "contrast", ["copy:fire"])
+    for given, message in (
+        ("copy:fire", "--contrasts copy:fire: give task:encoding:encoding"),
+        ("copy:rope:rope", "--contrasts copy:rope:rope: give task:encoding:encoding"),
+        ("copy:tpe sampler=subset:rope", "unknown encoding 'tpe'; did you mean 'tape'"),
+    ):
+        refuses(message, suite, evaluated[:1], tmp_path / "contrast", [given])
     evaluated = [shutil.copytree(run, tmp_path / run.name) for run in evaluated]
     trained = evaluated[2] / "trained.json"  # for this test, of the same settings
     trained.write_text(trained.read_text().replace('"max_steps": 10,', '"max_steps": 100,'))

@@ -38,13 +38,15 @@ def test_the_best_and_what_is_within_its_standard_error_are_marked():
     assert "<u>" in texts(FLIPS, a=[64] * 3, c=[45] * 3, z=[64, 32, 128])[1]  # by the error of z
     solved = ["**64 (32 to 128), 3 of 3**", "**64, 2 of 3**", "<u>45, 3 of 3</u>", "128, 1 of 3"]
     assert texts(FLIPS, **lengths) == solved  # the error of a is 28.2; d is ranked by 0
-    assert texts(FLIPS, a=[23, 64]) == ["**43.5 (23 to 64), 2 of 2**"]
+    assert texts(FLIPS, a=[23, 23, 64, 64]) == ["**43.5 (23 to 64), 4 of 4**"]
     assert texts(FLIPS, a=[None, 32, None], b=[None]) == ["32, 1 of 3", "0 of 1"]
-    losses = {"a": [-0.3, -0.1], "b": [-0.1, -0.1002], "c": [-0.0998, -0.0999], "d": [0.1, inf]}
-    shown = ["**-0.200 (-0.300 to -0.100)**", "<u>-0.100</u>", "-0.100", "+inf (+0.100 to +inf)"]
-    assert texts(TEXT, **losses) == shown  # the error is 0.1
-    assert texts(TEXT, a=[inf, inf]) == ["+inf"]
-    assert texts(TEXT, a=[-0.2], b=[-0.2004], c=[-0.1]) == ["**-0.200**", "**-0.200**", "-0.100"]
+    losses = {"a": [-0.3, -0.2, -0.1], "b": [-0.15, -0.1501, -0.1502], "c": [-0.14] * 3}
+    losses["d"] = [0.1, inf, inf]
+    shown = ["**-0.200 (-0.300 to -0.100)**", "<u>-0.150</u>", "-0.140", "+inf (+0.100 to +inf)"]
+    assert texts(TEXT, **losses) == shown  # the error is 0.058
+    assert texts(TEXT, a=[inf] * 3) == ["+inf"]
+    alike = texts(TEXT, a=[-0.2] * 3, b=[-0.2004] * 3, c=[-0.1] * 3, d=[-0.3] * 2)
+    assert alike == ["**-0.200**", "**-0.200**", "-0.100", "-0.300"]
     assert texts(TIME, a=[1, 2, 3, 4, 5, 6, 7]) == ["**4.00 (2.00 to 6.00)**"]
 
 

@@ -49,10 +49,8 @@ def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
 def test_command(runs, tmp_path, capsys):
     target, out = tmp_path / "config" / "text.yaml", tmp_path / "out"
     write_text(target, "fire: 0.25\nrope: 0.5\n")
-    write_text(out / "rates.yaml", "alibi: 0.125\n")  # of an earlier choice
     tape("rates", *runs, "--out", out, "--into", target)
     assert OmegaConf.load(target) == {"fire": 0.25, "rope": 0.002, "tape": 0.004}
-    assert OmegaConf.load(out / "rates.yaml") == {"rope": 0.002, "tape": 0.004}
     printed = capsys.readouterr().out
     assert printed.startswith((out / "table.md").read_text())
     assert (out / "rates.png").is_file() and (out / "origin.json").is_file()
@@ -68,13 +66,25 @@ def test_command(runs, tmp_path, capsys):
 def test_what_cannot_be_chosen_from_is_refused(runs, tmp_path):
     def refused(message, encoding, **changes):
         other = make_run(tmp_path / f"{encoding}_{len(changes)}", encoding, 0.001, 2.0, **changes)
+        out = tmp_path / "out"
         with pytest.raises(SystemExit, match=message):
-            tape("rates", *runs, other, "--out", tmp_path / "out")
+            tape("rates", *runs, other, "--out", out, "--into", tmp_path / "rates.yaml")
+        assert not out.exists()
 
     refused(r"eval_blocks: \(absent\) -> 9", "fire", eval_blocks=9)
     refused("were trained with different settings: vocab_size", "rope", vocab_size=5)
     refused("rope_0 is given twice, or is as another run", "rope")
     refused("one learning rate per name: rope, tape.*leave some", "tape", position__width=4)
+    for text in ("name: rope\ntheta: 1000\n", "just notes\n"):
+        write_text(tmp_path / "rates.yaml", text)
+        refused("rates.yaml contains something else: give another file", "nope")
+        assert (tmp_path / "rates.yaml").read_text() == text
+
+
+def test_rows_of_one_encoding_have_rates_of_their_own(runs, tmp_path, capsys):
+    other = make_run(tmp_path / "wide", "tape", 0.001, 2.0, position__width=4)
+    tape("rates", *runs, other, "--out", tmp_path / "out")
+    assert capsys.readouterr().out.startswith((tmp_path / "out" / "table.md").read_text())
 
 
 PARTS = {"rope": 0.064, "rope_gain": 0.008, "tape": 0.008, "tape attention=False": 0.016}

@@ -42,6 +42,7 @@ RESULTS = DOCS / "results"
 PAGE = Path(__file__).with_name("leaderboard.md")
 # Of the front page; rows are sorted by the first column, and those in its picture have it.
 FRONT = ("text 4x", "pass keys", "addition", "flip_flop (16)")
+FEWEST = 3  # runs of a value that is marked
 MARKS = {"best": "**{}**", "near": "<u>{}</u>", "": "{}"}
 ROUNDS, MODELS = "rounds", "models"  # what a source has, if not an evaluation of runs
 
@@ -221,8 +222,8 @@ def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     """Returns a line per encoding: its value, the range that is shown (low, high), how many of its
     runs have learned the task, its mark and its text. The mark is "best", also for a value that is
     shown like the best, or "near" within one standard error of the best (of its mean over seeds).
-    Ranks are values over all runs, 0 for one that has not learned its task; nothing is best at 0
-    there."""
+    Ranks, of FEWEST runs or more, are values over all runs, 0 for one that has not learned its
+    task; nothing is best at 0 there."""
     every, kind = values.groupby("encoding"), column.source.evaluation
     shown = values[values["learned"]].groupby("encoding")["value"]
     cells = pd.DataFrame({"value": shown.agg(column.middle)}, every.groups)
@@ -232,6 +233,7 @@ def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     cells["learned"], cells["runs"], cells["mark"] = every["learned"].sum(), every.size(), ""
     counted = (values["value"] * values["learned"]).groupby(values["encoding"])
     rank, error = counted.agg(column.middle), counted.std() / cells["runs"] ** 0.5
+    rank = rank.where(cells["runs"] >= FEWEST)
     best = rank.agg(column.best) if column.best and len(rank) else np.inf
     if np.isfinite(best) and (kind != FOLDER or best):
         apart = (rank - best).abs()

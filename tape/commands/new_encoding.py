@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tape.files import write_text
+from tape.files import check_folder, write_text
 from tape.settings.groups import options
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,8 @@ def create(name: str) -> None:
         REGISTRY: registered((ROOT / REGISTRY).read_text(), name),
         LOOPS: loops[:end] + loop.rstrip() + loops[end:],
     }
+    for file in files:
+        check_folder((ROOT / file).parent)
     for file, text in files.items():
         write_text(ROOT / file, text)
 

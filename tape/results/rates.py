@@ -25,6 +25,7 @@ from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, l
 from tape.results.runs import Run, end, missing_note, read_all, settings_of, write_runs
 from tape.runs.folder import read_configuration
 from tape.runs.metrics import metric_rows
+from tape.validation import is_number
 
 LOSS, BLOCKS = "validation loss", "eval_blocks"
 HEAD = """\
@@ -131,28 +132,28 @@ def draw(found: Choices) -> Figure:
     return figure
 
 
-def write_choice(found: Choices, target: Path) -> None:
-    """Writes the chosen rates to a YAML file by name, over those in it; raises a ValueError if two
-    rows have the same name, or the file holds something else."""
+def with_choice(found: Choices, target: Path) -> str:
+    """Returns the text of a YAML file of rates by name, with the chosen ones over those in it.
+    Raises a ValueError if two rows have the same name, or the file holds something else."""
     if len({*found.names.values()}) < len(found.names):
         labels = ", ".join(found.names)
         raise ValueError(f"{target} has one learning rate per name: {labels}; leave some out")
     with reading(target):
-        before = yaml.safe_load(target.read_text()) if target.is_file() else None
-        rates = (before or {}) | {found.names[label]: rate for label, rate in found.rates.items()}
-    write_text(target, HEAD + yaml.safe_dump(rates))
+        before = (yaml.safe_load(target.read_text()) if target.is_file() else None) or {}
+    if not isinstance(before, dict) or not all(map(is_number, before.values())):
+        raise ValueError(f"--into {target} contains something else: give another file")
+    chosen = {found.names[label]: rate for label, rate in found.rates.items()}
+    return HEAD + yaml.safe_dump(before | chosen)
 
 
 def main(arguments: argparse.Namespace) -> None:
     runs, missing = read_all(arguments.folders, "", read_finished, arguments.failed)
     found, out = choices(runs), arguments.out
+    if target := arguments.into:
+        write_text(target, with_choice(found, target))
     text = table(found) + missing_note(missing)
     write_runs(out, runs)
     write_text(out / "table.md", text + "\n")
     write_figure(draw(found), out / "rates")
-    (out / "rates.yaml").unlink(missing_ok=True)  # of other runs
-    for target in filter(None, (out / "rates.yaml", arguments.into)):
-        write_choice(found, target)
     provenance.record(out)
-    more = "with a picture, the rows of each run and the choice as rates.yaml"
-    end(arguments, text, more, missing)
+    end(arguments, text, "with a picture and the rows of each run", missing)

@@ -14,11 +14,13 @@ from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import write_text
+from tape.positions import ENCODINGS
 from tape.results.rows import FREE, check_alike, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, write_runs
 from tape.statistics import exchange_p, holm, of_share, table
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
+from tape.validation import look_up
 
 NAMES = ["task", "encoding"]
 ARGUMENTS = rf"position\.(?!(.*\.)?({'|'.join(FREE)})$).*"
@@ -95,8 +97,11 @@ def matrix(shown: pd.Series) -> str:
 
 def contrast(given: str) -> list[str]:
     """Splits a prediction `task:first:second`."""
-    if len(parts := given.split(":")) != 3 or parts[0] not in TASKS:
+    parts = given.split(":")
+    if len(parts) != 3 or parts[0] not in TASKS or parts[1] == parts[2]:
         raise ValueError(f"--contrasts {given}: give task:encoding:encoding")
+    for label in parts[1:]:
+        look_up("encoding", label.partition(" ")[0], ENCODINGS)
     return parts
 
 
