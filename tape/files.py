@@ -74,6 +74,13 @@ def writing(target: Path) -> Iterator[None]:
         raise
 
 
+def let_others_read(folder: Path) -> None:
+    """Gives the weights in a model's folder the mode of its other files: safetensors (0.8) lets
+    only their owner read them."""
+    for path in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", path)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turns any error caused by the content of a file into a ValueError that names the file."""

@@ -172,6 +172,11 @@ def test_speed_counts_waiting_for_data_but_no_validation(monkeypatch):
     assert peak_memory(torch.device("cpu")) > 2**20
 
 
+def test_who_may_read_a_file_of_a_run_may_read_all(quick_run):
+    files = [path for path in quick_run.rglob("[!.]*") if path.is_file()]
+    assert len({path.stat().st_mode for path in files}) == 1
+
+
 def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, quick_run, caplog):
     for name, harm in (
         ("sha256.json", Path.unlink),

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, logging
 from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
-from tape.files import new_folder, read_object
+from tape.files import let_others_read, new_folder, read_object
 from tape.model.checkpoint import load_model
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
@@ -51,6 +51,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         if model.config.adaptation is not None:  # without the place of a local folder
             model.config.adaptation |= {"base_model": base_of(recorded)[0]}
         model.save_pretrained(work)
+        let_others_read(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
             if definition(read_tokenizer(work)) != definition(tokenizer):

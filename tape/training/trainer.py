@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, default_data_collator, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
-from tape.files import write_text, writing
+from tape.files import let_others_read, write_text, writing
 from tape.hashing import keys_of
 from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
@@ -192,8 +192,11 @@ class LanguageModelTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
-        if isinstance(self.model, PeftModel) and self.args.should_save:
-            save_configuration(self.model, Path(output_dir or self.args.output_dir))
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            if isinstance(self.model, PeftModel):
+                save_configuration(self.model, folder)
+            let_others_read(folder)
 
     def _weights_are_finite(self, model: torch.nn.Module) -> bool:
         shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
