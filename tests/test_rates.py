@@ -48,7 +48,7 @@ def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
 
 def test_command(runs, tmp_path, capsys):
     target, out = tmp_path / "config" / "text.yaml", tmp_path / "out"
-    write_text(target, "fire: 0.25\nrope: 0.5\n")
+    write_text(target, "fire: 25e-2\nrope: 0.5\n")
     tape("rates", *runs, "--out", out, "--into", target)
     assert OmegaConf.load(target) == {"fire": 0.25, "rope": 0.002, "tape": 0.004}
     printed = capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_what_cannot_be_chosen_from_is_refused(runs, tmp_path):
     refused("were trained with different settings: vocab_size", "rope", vocab_size=5)
     refused("rope_0 is given twice, or is as another run", "rope")
     refused("one learning rate per name: rope, tape.*leave some", "tape", position__width=4)
-    for text in ("name: rope\ntheta: 1000\n", "just notes\n"):
+    for text in ("name: rope\ntheta: 1000\n", "just notes\n", "- 1\n"):
         write_text(tmp_path / "rates.yaml", text)
         refused("rates.yaml contains something else: give another file", "nope")
         assert (tmp_path / "rates.yaml").read_text() == text

@@ -25,7 +25,6 @@ from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, l
 from tape.results.runs import Run, end, missing_note, read_all, settings_of, write_runs
 from tape.runs.folder import read_configuration
 from tape.runs.metrics import metric_rows
-from tape.validation import is_number
 
 LOSS, BLOCKS = "validation loss", "eval_blocks"
 HEAD = """\
@@ -140,8 +139,10 @@ def with_choice(found: Choices, target: Path) -> str:
         raise ValueError(f"{target} has one learning rate per name: {labels}; leave some out")
     with reading(target):
         before = (yaml.safe_load(target.read_text()) if target.is_file() else None) or {}
-    if not isinstance(before, dict) or not all(map(is_number, before.values())):
-        raise ValueError(f"--into {target} contains something else: give another file")
+    try:
+        before = {name: float(rate) for name, rate in dict(before).items()}  # 1e-3 is read as text
+    except (TypeError, ValueError):
+        raise ValueError(f"--into {target} contains something else: give another file") from None
     chosen = {found.names[label]: rate for label, rate in found.rates.items()}
     return HEAD + yaml.safe_dump(before | chosen)
 
