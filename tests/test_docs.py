@@ -4,13 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import make_model
 from pages import PAGES, ROOT, blocks
 
 from arithmetic.problems import character_tokenizer
@@ -80,30 +79,6 @@ def test_every_room_has_its_line():
         assert encoding == "tape_yarn" or f"| `position={encoding}` |" in text
 
 
-def called_in_a_step(position):
-    """The numbers of own functions that a training step calls, and of their files."""
-    model, tokens, calls = make_model(position).train(), random_tokens(2, 16), set()
-
-    def note(frame, event, _):
-        path, code = Path(frame.f_code.co_filename), frame.f_code
-        if event == "call" and path.is_relative_to(ROOT / "tape") and code.co_name[0] != "<":
-            calls.add((path, code.co_qualname))
-
-    sys.setprofile(note)
-    try:
-        model(tokens, labels=tokens, skip_logits=True).loss.backward()
-    finally:
-        sys.setprofile(None)
-    return len(calls), len({path for path, _ in calls})
-
-
-def test_the_trace_of_a_step_is_that_of_the_page():
-    text = " ".join((ROOT / "docs" / "code.md").read_text().split())
-    rope, tape = map(called_in_a_step, ("rope", "tape"))
-    assert f"calls {rope[0]} functions in {rope[1]} files with RoPE" in text
-    assert f" with RoPE, {tape[0]} in {tape[1]} with TAPE." in text
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
@@ -117,22 +92,6 @@ def test_the_site_builds_without_dead_links(tmp_path):
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "site.css" in (tmp_path / "efficiency" / "index.html").read_text()
-
-
-def test_the_way_to_the_mathematics_is_short():
-    """The files that docs/code.md lists, up to the definition of TAPE."""
-    text = (ROOT / "docs" / "code.md").read_text()
-    files = re.findall(r"^\d\. \[[^]]+\]\(\.\./([^)]+)\)", text, re.MULTILINE)
-    way = files[: files.index("tape/positions/tape.py") + 1]
-    assert sum(len((ROOT / file).read_text().splitlines()) for file in way) <= 1300
-
-
-def test_the_front_page_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-    assert len((ROOT / "docs" / "findings.md").read_text().split()) <= 1200
-    other = {"predictions.md", "CHANGELOG.md", "leaderboard.md"}  # logs and what a command writes
-    pages = [page for page in PAGES if page.name not in other]
-    assert sum(len(page.read_text().split()) for page in pages) <= 30_000
 
 
 def test_every_encoding_is_documented():
