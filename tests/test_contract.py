@@ -32,6 +32,7 @@ from tape.positions import path
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
+EXACT_IN_FLOAT64 = {"atol": 1e-9, "rtol": 1e-9}
 
 
 # eager differs from sdpa by what an encoding gives to attention: nothing but turned queries and
@@ -90,6 +91,33 @@ def test_equals_the_loops_with_all_options(position):
     for kernel in ("eager", "sdpa"):
         model = make_model(position, kernel=kernel, dtype=torch.float64, **all_options(position))
         check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
+
+
+@all_positions
+def test_second_derivatives_are_slopes_of_gradients(position):
+    """In three layers, which share the state, and with grouped queries."""
+    changes = {"num_key_value_heads": 2 if position in GROUPED else 4}
+    model = make_model(position, kernel="eager", dtype=torch.float64, **changes)
+    parameters, tokens = [*model.parameters()], random_tokens(1, 7)
+    weights = torch.linspace(-1, 1, VOCABULARY, dtype=torch.float64)
+
+    def gradients(**how):
+        total = (model(tokens, use_cache=False).logits * weights).sin().sum()
+        return torch.autograd.grad(total, parameters, materialize_grads=True, **how)
+
+    plain, graphed = gradients(), gradients(create_graph=True)
+    torch.testing.assert_close(graphed, plain, **EXACT_IN_FLOAT64)
+    step, direction = 1e-6, [torch.randn_like(p) / p.numel() ** 0.5 for p in parameters]
+    slope = sum((g * d).sum() for g, d in zip(graphed, direction, strict=True))
+    second = torch.autograd.grad(slope, parameters, materialize_grads=True)
+    sides = []
+    for steps in (1, -2):
+        with torch.no_grad():
+            torch._foreach_add_(parameters, direction, alpha=steps * step)
+        sides.append(gradients())
+    for found, above, below, (name, _) in zip(second, *sides, model.named_parameters(), strict=True):
+        expected = (above - below) / (2 * step)
+        assert (found - expected).norm() < 1e-6 * (1 + expected.norm()), name
 
 
 LEFT = ("a" * 15, "." * 4 + "a" * 11, "." * 9 + "a" * 6)

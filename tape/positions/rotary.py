@@ -76,6 +76,8 @@ class _ApplyRotary(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, e = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives
+            # As views: x may depend on e, which layers share, and both derivatives are partial.
+            x, e = x.view_as(x), e.view_as(e)
             inputs = [y for y, needed in zip((x, e), ctx.needs_input_grad, strict=True) if needed]
             found = iter(torch.autograd.grad(_plain(x, e), inputs, grad, create_graph=True))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
