@@ -115,7 +115,8 @@ def test_second_derivatives_are_slopes_of_gradients(position):
         with torch.no_grad():
             torch._foreach_add_(parameters, direction, alpha=steps * step)
         sides.append(gradients())
-    for found, above, below, (name, _) in zip(second, *sides, model.named_parameters(), strict=True):
+    names = [name for name, _ in model.named_parameters()]
+    for name, found, above, below in zip(names, second, *sides, strict=True):
         expected = (above - below) / (2 * step)
         assert (found - expected).norm() < 1e-6 * (1 + expected.norm()), name
 

@@ -49,13 +49,13 @@ OF_OTHERS |= {"recurrences": {"num_recurrences": 2}}
 SCALED = ("linear", "linear, old", "llama3", "proportional")
 VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
 
-SUMMED = CONTEXTUAL | {"theta": 500.0, "start": 1.0}
-STARTS = {  # the encodings as which others start, and their weights in which sums do not read texts
-    "carope": ({"name": "carope", "theta": 500.0}, "rope_theta"),  # all are one position further
-    "grape_m": ({"name": "grape_m", "theta": 500.0}, "rope_theta"),
-    "contextual grape_m": (SUMMED, "rope_theta"),  # if each token counts one
-    "rope_gain": ({"name": "rope_gain", "theta": 500.0}, "rope_theta"),
-    "tape": ({"name": "tape", "theta": 500.0}, "rope_theta"),
+STARTS = {  # the encodings as which others start, on a checkpoint whose theta is not the default
+    "carope": ("carope", "rope_theta"),  # all are one position further
+    "grape_m": ("grape_m", "rope_theta"),
+    "contextual grape_m": (CONTEXTUAL | {"start": 1.0}, "rope_theta"),  # if each token counts one
+    "repo": ({"name": "repo", "start": 2}, "rope_theta"),  # in layers before the last
+    "rope_gain": ("rope_gain", "rope_theta"),
+    "tape": ("tape", "rope_theta"),
     "fox": ({"name": "fox", "start": 60.0}, "nope"),
     "wall": ({"name": "wall", "start": 60.0, "scalar": True}, "nope"),
     "bam": ("bam", "alibi"),  # the constant that it adds to distances changes no weight
@@ -64,10 +64,13 @@ STARTS = {  # the encodings as which others start, and their weights in which su
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", STARTS)
-def test_starts_as_another_encoding(name):
-    tokens, heads = random_tokens(2, 23), {"num_key_value_heads": 2}
-    ours, other = (TapeForCausalLM(make_config(p, **heads)).double().eval() for p in STARTS[name])
-    ours.load_state_dict(other.state_dict(), strict=False)
+def test_starts_as_another_encoding(name, tmp_path):
+    tokens, (position, other) = random_tokens(2, 23), STARTS[name]
+    other = TapeForCausalLM(make_config(other, num_key_value_heads=2)).double().eval()
+    if name == "repo":
+        other.model.layers[2].self_attn.o_proj.weight.zero_()
+    other.save_pretrained(tmp_path)
+    ours = TapeForCausalLM.from_pretrained(tmp_path, position=position).double().eval()
     if name == "contextual grape_m":
         for layer in ours.model.layers:
             layer.context.scale.weight.zero_()

@@ -1,11 +1,14 @@
 """CARoPE: rotations by frequencies of the text (Veisi et al. 2025, arXiv 2507.23083)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear, widen
+from tape.positions.schedules import plain_theta
 from tape.positions.sums import SummedRotaryLayer, before_softplus
 
 
@@ -37,7 +40,13 @@ class CARoPE(PositionEncoding):
 
     above = {"theta": 1}
 
-    theta: float = 10_000.0  # base of the first frequencies
+    theta: float | None = None  # base of the first frequencies; by default the configuration's
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        theta = plain_theta(config, "position carope", arguments["theta"])
+        cls.check_numbers("position carope", {"theta": theta})
+        return super().configure(config, arguments | {"theta": theta})
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return ContextRotaryLayer(self.config, self.theta)
