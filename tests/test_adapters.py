@@ -23,6 +23,7 @@ from tape.export.llama import require_llama, write_llama_config
 from tape.model.adapters import Method, adapt, save_configuration, trainable, weights_of_encoding
 from tape.model.checkpoint import fingerprint, identified, load_model
 from tape.training.build import adapt_model, adapted_config, identity
+from tape.training.report import scored_windows
 
 WHOLE = ["adape", "ft", "norms", "drope"]  # saved as whole models
 METHODS = ["lora", "longlora", "thetalora", "yarn", "adape_lora", *WHOLE]
@@ -416,3 +417,26 @@ def test_lora_trains_the_norms_that_are_named_alone(base, tmp_path):
     TapeForCausalLM(TapeConfig.from_pretrained(base, **options)).save_pretrained(folder)
     names = " ".join(trainable(adapted(folder, "lora")))
     assert "model.norm" in names and not re.search("q_norm|k_norm|softmax|output_gate", names)
+
+
+@pytest.mark.parametrize("method", ["lora", "adape"])
+def test_the_report_compares_with_the_base(trained, base, text, cache, method):
+    """The same tokens as the result's, at every length, under the library's own Llama."""
+    folder = trained(method)
+    rows = json.loads((folder / "report" / "report.json").read_text())["perplexity"]
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    stream = tokenize_corpus(TextCorpus(text), "validation", tokenizer, cache)
+    tokens = composed("experiment=quick").report.tokens
+    llama = LlamaForCausalLM.from_pretrained(base).eval()
+    windows = scored_windows(TapeForCausalLM.from_pretrained(base), stream, LENGTH, tokens)
+    assert [row["length"] for row in rows] == [*windows]
+    for row in rows:
+        losses = []
+        for start, first, stop in windows[row["length"]]:
+            ids = torch.tensor(stream.tokens[start:stop].astype("int64"))[None]
+            logits = llama(ids).logits.log_softmax(-1)[0, first - start - 1 : -1]
+            losses.append(-logits.gather(-1, ids[0, first - start :, None]).detach())
+        mean = torch.cat(losses).double().mean().exp().item()
+        assert row["base_perplexity"] == pytest.approx(mean, rel=1e-4)
+        assert row["base_perplexity"] != row["perplexity"]
+    assert "| perplexity of the base |" in (folder / "report" / "report.md").read_text()

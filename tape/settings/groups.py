@@ -74,6 +74,15 @@ def _new(size: int, _root_: Any) -> int | None:
     return size if _root_.base_model is None else None
 
 
+def _bfloat16(fast: Any, slow: Any) -> Any:
+    """`${bfloat16:true,false}`: the first where bfloat16 multiplies faster than float32."""
+    import torch
+
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return fast if on_gpu or torch.cpu._is_avx512_bf16_supported() else slow
+
+
+OmegaConf.register_new_resolver("bfloat16", _bfloat16, replace=True)
 OmegaConf.register_new_resolver("lengths", _lengths, replace=True)
 OmegaConf.register_new_resolver("new", _new, replace=True)
 _register_encodings()

@@ -105,9 +105,11 @@ def write_report(
     length: int,
     tokens: int,
     seen: np.ndarray | None = None,
+    base: TapeForCausalLM | None = None,
 ) -> str:
     """Writes folder/report/ and returns its text. `seen`, (N, L) training sequences, adds n-gram
-    models of these."""
+    models of these. `base`, the model that training started from, adds its perplexities at the
+    lengths that its encoding can read."""
     model.eval()
     windows = scored_windows(model, validation, length, tokens)
     scored = places(windows[length])
@@ -117,8 +119,17 @@ def write_report(
         return {"perplexity": each.perplexity, "bits_per_byte": each.bits_per_byte(scored_bytes)}
 
     found = {n: scores(perplexity(model, validation.tokens, windows[n], n)) for n in windows}
+    before: dict[int, float] = {}
+    if base is not None:
+        known = scored_windows(base.eval(), validation, length, tokens).keys() & windows.keys()
+        before = {
+            n: perplexity(base, validation.tokens, windows[n], n).perplexity for n in sorted(known)
+        }
     summary = facts(folder, model) | {"scored_tokens": len(scored), "scored_bytes": scored_bytes}
     summary["perplexity"] = [{"length": n, "times": n // length, **found[n]} for n in found]
+    for row in summary["perplexity"]:
+        if row["length"] in before:
+            row["base_perplexity"] = before[row["length"]]
     grams: dict[str, dict[str, float | None]] = {}
     if seen is not None:
         models = counted(seen, model.config.vocab_size, validation, windows[length])
@@ -129,6 +140,10 @@ def write_report(
     for name, each in ({f"{n} ({n // length}x)": found[n] for n in found} | grams).items():
         bits = each["bits_per_byte"]
         lines.append([name, f"{each['perplexity']:.2f}", "-" if bits is None else f"{bits:.4f}"])
+    if before:
+        cells = [f"{before[n]:.2f}" if n in before else "-" for n in found]
+        cells = ["perplexity of the base", *cells, *["-"] * len(grams)]
+        lines = [[*line, cell] for line, cell in zip(lines, cells, strict=True)]
     about, table = headline(summary), markdown_table(lines)
     counts = {"stride": length // 2, "tokens": len(scored)}
     text = TEXT.format(name=folder.name, headline=about, table=table, **counts)
@@ -136,6 +151,7 @@ def write_report(
         text += ABOUT_GRAMS.format(seen.size)
     publish(folder, summary, text)
     curves = {folder.name: [(n, each["perplexity"]) for n, each in found.items()]}
+    curves["base"] = [*before.items()]
     curves |= {name: [(n, each["perplexity"]) for n in windows] for name, each in grams.items()}
     axes = {"xlabel": "window (tokens)", "ylabel": "validation perplexity", "xticks": [*windows]}
     draw(folder / "report" / "perplexity", curves, folder.name, **axes)

@@ -71,7 +71,16 @@ class TextTask(Task):
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         seen = self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None
         length, tokens = self.settings.length, self.settings.report["tokens"]
-        return write_report(folder, model, self.tokenizer, self.validation, length, tokens, seen)
+        text, base = self.validation, self._base(model)
+        return write_report(folder, model, self.tokenizer, text, length, tokens, seen, base)
+
+    def _base(self, model: TapeForCausalLM) -> TapeForCausalLM | None:
+        """Returns the model that training started from; None for a new model, or if the base was
+        trained with another tokenizer, whose tokens these are not."""
+        base = self.settings.base_model
+        if base is None or base != self.settings.tokenizer:
+            return None
+        return TapeForCausalLM.from_pretrained(base, dtype=model.dtype).to(model.device)
 
 
 def follow_stream(
