@@ -34,7 +34,8 @@ def selective_state(weights, config, layer: int, read: list[Tensor], _: int) -> 
 
 def path_maps(weights, config, layer: int, read: list[Tensor]) -> tuple[Tensor, Tensor]:
     """w (K, D) and beta (K,) of the last of these tokens, for the maps of the tokens after j up to
-    i. So are those of flash-linear-attention's naive form (fla/ops/path_attn/naive.py)."""
+    i. So are those of flash-linear-attention's naive form (pull request 746,
+    fla/ops/path_attn/naive.py)."""
     prefix = inside(config, layer) + "gate."
     w = convolved(weights, config, layer, read).view(config.num_key_value_heads, -1)
     logit = weights[prefix + "weight"] @ read[-1] + weights[prefix + "bias"]

@@ -99,7 +99,7 @@ def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | 
 
 def read_term(weights, config, layer: int, h: int, i: int, j: int, x, q, k, scores) -> Tensor:
     """The term of head h that depends on the text, for slots j <= i. FoX's sums the same logarithms
-    of gates as flash-linear-attention's naive form (fla/ops/forgetting_attn/naive.py).
+    of gates as flash-linear-attention's naive form (fla/ops/forgetting_attn/naive.py at 012a873).
 
     Args:
         x: normalised inputs of the layer, by token.

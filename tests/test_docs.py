@@ -102,6 +102,13 @@ def test_every_encoding_is_documented():
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(ENCODINGS)
 
 
+def test_encodings_of_earlier_tokens_only_are_named():
+    text = " ".join((ROOT / "docs" / "encodings.md").read_text().split())
+    (names,) = re.findall(r"query sees later tokens are refused by (.*?) and mixtures", text)
+    causal = {name for name, encoding in ENCODINGS.items() if encoding.causal}
+    assert {*re.findall(r"`(\w+)`", names)} == causal
+
+
 def test_scripts_are_strict_and_say_what_they_do():
     for script in (ROOT / "script").rglob("*.sh"):
         lines = script.read_text().splitlines()

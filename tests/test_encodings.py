@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from commands import ROOT
 from conftest import fields_of_llama, in_pieces, make_config, make_model, random_tokens, refuses
 from every_encoding import CONTEXTUAL, LLAMA3
 from torch import nn
@@ -172,11 +173,20 @@ def test_xpos_is_as_precise_far_away_as_at_its_centre():
 
 @torch.no_grad()
 def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at():
+    """From where the page says: one position before it is allowed."""
+    page = (ROOT / "docs" / "encodings.md").read_text()
+    found = re.findall(r"([\d,]+) (?:from the centre )?in (b?float\d+)", page.split("`xpos`")[1])
+    reach = {dtype: int(distance.replace(",", "")) for distance, dtype in found[:3]}
+    for name, distance in reach.items():
+        model = make_model({"name": "xpos", "centre": 0.0}, dtype=getattr(torch, name))
+        model(random_tokens(1, 1), position_ids=torch.tensor([[distance]]))
+        where = torch.tensor([[distance + 1]])
+        refuses("position xpos", model, random_tokens(1, 1), position_ids=where)
     for dtype, centre, first, allowed in (
-        (torch.float16, None, 20_000, "12,472"),
-        (torch.float16, 15_000.0, 0, "27,464"),
-        (torch.bfloat16, None, 150_000, "139,"),
-        (torch.float32, None, 150_000, "139,"),
+        (torch.float16, None, 20_000, "12,471"),
+        (torch.float16, 15_000.0, 0, "27,463"),
+        (torch.bfloat16, None, 150_000, "139,378"),
+        (torch.float32, None, 150_000, "139,385"),
     ):
         model = make_model({"name": "xpos", "centre": centre}, dtype=dtype)
         centre = 8.0 if centre is None else centre  # half of the trained length

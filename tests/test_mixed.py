@@ -38,6 +38,16 @@ def test_a_pattern_repeats_and_equal_entries_are_one():
     assert len(model.position.entries) == 1
 
 
+def test_an_encoding_counts_its_own_layers_and_an_entrys_window_is_the_layers():
+    repo, near = {"name": "repo", "start": 1}, {"name": "extended", "window": 3, "group": 5}
+    model = make_model(mixture(repo, near), num_hidden_layers=4).model
+    read = [hasattr(layer.context, "gate") for layer in model.layers[::2]]
+    assert read == [False, True]  # of layers 0 and 2
+    extended = model.position.entries[1]
+    assert (extended.window, extended.group) == (4, 5)  # by default W = L / 4
+    assert [layer.context.window for layer in model.layers] == [None, 3] * 2
+
+
 @pytest.mark.parametrize(
     ("preset", "theta", "windows"),
     [

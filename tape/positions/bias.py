@@ -276,7 +276,8 @@ class BAM(LearnedBiasEncoding):
     """-(|a_h (i - j)| + 1e-5)^b_h with a_h and b_h learned per head and layer: the logarithm of a
     generalised Gaussian (Bianchessi et al. 2025, arXiv 2505.22842). It starts as ALiBi: b = 1, and
     a are ALiBi's slopes. A head with b < 0 attends to far tokens rather than near ones. Compared by
-    hand with the authors' code (ArthurSBianchessi/BAM), where by default a does not train; the
+    hand with the authors' code (ArthurSBianchessi/BAM): its bias is this one in 0186ff1, where a
+    does not train, and -exp(a_h) (|i - j| + 1e-5)^b_h with a, b learned in 9891050 and later. The
     paper trains a and b."""
 
     def make_layer(self) -> nn.Module:

@@ -1,9 +1,11 @@
 """Path-integral additive GRAPE: decay that depends on the query and on every token between it and
 the key (Zhang et al. 2026, arXiv 2512.07805, section 5).
 
-The sums equal those of x-transformers' PerRowDataDependentAlibi; rotations, norms and slopes are
-re-derived from the paper. The authors' decoder (model-architectures/GRAPE,
-model/llama-mha-grape-a-pi.py) does not normalise p_i, and rotates in the other direction.
+The sums equal those of x-transformers' PerRowDataDependentAlibi (2.31.10) with its keys moved on by
+one token: it sums over t = j .. i-1. Rotations, norms and slopes are re-derived from the paper. The
+authors' decoder (model/llama-mha-grape-a-pi.py of model-architectures/GRAPE at 135ee30, and
+llama-mha-grape-ap-v1.py of tensorgi/GRAPE at a7ee651) does not normalise p_i, and rotates in the
+other direction.
 """
 
 from typing import Any

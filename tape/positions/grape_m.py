@@ -1,8 +1,9 @@
 """Multiplicative GRAPE: RoPE with learned frequencies, and its contextual form (Zhang et al. 2026,
 arXiv 2512.07805).
 
-Re-derived by hand from the paper and the authors' decoders (model-architectures/GRAPE,
-model/llama-mha-grape-m-*.py), which rotate in the other direction.
+Re-derived by hand from the paper and the authors' decoders (model-architectures/GRAPE at 73b2231,
+model/llama-mha-grape-m-*.py), which rotate in the other direction. In their later code
+(tensorgi/GRAPE at a7ee651) the steps of the contextual form are sigmoid((w . x_t + b) / 16).
 """
 
 from typing import Any
@@ -85,7 +86,7 @@ class GrapeM(PositionEncoding):
     shared: bool = True  # one r and one (w, b) for all heads, or each key/value head its own
     contextual: bool = False  # whether angles depend on the text
     # softplus(b) at first, the angle from token to token of the fastest pair. The default, which is
-    # the authors', is near no positions; 1 is near RoPE.
+    # that of the authors' first code, is near no positions; 1 is near RoPE.
     start: float = 1e-3
 
     @classmethod

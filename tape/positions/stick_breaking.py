@@ -53,7 +53,7 @@ class StickBreaking(PositionEncoding):
     """Token i takes the share b_ij of what the tokens between j and i leave: the weight of j is
     b_ij times the product of 1 - b_it over them, b_ij = sigmoid(q_i . k_j / sqrt(D)). Weights add
     up to less than 1, and a token has none for itself. The weights equal those of
-    flash-linear-attention's naive form (fla/ops/stickbreaking_attn/naive.py) in float64.
+    flash-linear-attention's naive form (fla/ops/stickbreaking_attn/naive.py at 617966b) in float64.
     """
 
     backends = SCORE_BACKENDS

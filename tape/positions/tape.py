@@ -160,7 +160,9 @@ class Tape(RoPE):
     attention: bool = True  # update the state after attention (Table 6)
     feed_forward: bool = True  # update it after the MLP (Table 6)
     equivariant: bool = True  # the same maps for cosine and sine (Table 6)
-    tensorial: bool = True  # maps mix heads; otherwise the entries of one vector (Table 6)
+    # Maps mix heads; otherwise the frequencies of a head or, if they are not equivariant, heads and
+    # frequencies together (Table 6).
+    tensorial: bool = True
     # Otherwise updates bring pairs to the length they begin with: phases alone, a control.
     magnitudes: bool = True
     # Of P and W1: "zero", and TAPE starts as RoPE, or "xavier", as in the authors' code.

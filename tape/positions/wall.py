@@ -1,6 +1,6 @@
 """Wall attention: a decay for each channel of the products, which depends on the text (Averbuch and
-Pai, Tilde Research), re-derived by hand from the eager reference in flash-linear-attention
-(fla/ops/wall_attn/naive.py)."""
+Pai, Tilde Research), re-derived by hand from their eager reference in flash-linear-attention
+(pull request 928, fla/ops/wall_attn/naive.py)."""
 
 import torch
 import torch.nn.functional as F

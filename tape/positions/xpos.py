@@ -18,7 +18,7 @@ class XPos(RoPE):
 
     `centre` (by default half the training length) cancels in exact arithmetic. Positions so far
     from it that a cached key could overflow are refused: with the default `scale_base`, more than
-    12,463 in float16 and 139,370 in bfloat16 and float32; but not in compiled graphs.
+    12,463 in float16, 139,370 in bfloat16 and 139,377 in float32; but not in compiled graphs.
     """
 
     HEADROOM = 32.0  # bound on the entries of a key before scaling
@@ -53,9 +53,10 @@ class XPos(RoPE):
         if device == "cpu" and (positions.extent is None or last > self.centre + reach):
             last = int(positions.query.max())
         if max(self.centre, last - self.centre) > reach:
+            lowest, highest = math.ceil(self.centre - reach), math.floor(self.centre + reach)
             raise ValueError(
                 f"position xpos with position.centre={self.centre} in {dtype} at positions 0 to "
-                f"{last}: allowed are {self.centre - reach:,.0f} to {self.centre + reach:,.0f}, "
+                f"{last}: allowed are {lowest:,} to {highest:,}, "
                 "where its scale does not overflow; use a wider dtype, or move the centre"
             )
         return x_BTC
