@@ -1,6 +1,7 @@
 """Atomic creation of files and folders."""
 
 import ast
+import hashlib
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+ROOT = Path(__file__).parents[1]
 Content = TypeVar("Content")
 # What readers raise for damaged files.
 DAMAGED = (ValueError, LookupError, TypeError, RecursionError, EOFError, FileNotFoundError)
@@ -116,6 +118,13 @@ def assigned(source: Path) -> dict[str, ast.expr]:
     return found
 
 
+def names_in(file: str, *tables: str) -> list[str]:
+    """Returns the keys of dicts that a module of this project (its path from the root) defines,
+    without importing it."""
+    found = assigned(ROOT / file)
+    return [key.value for table in tables for key in found[table].keys]
+
+
 def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | None:
     """Returns `read(folder)` for a cached folder; None if there is none. A folder that `read` finds
     damaged is removed, to be created again."""
@@ -126,6 +135,12 @@ def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | 
         with naming(folder):
             shutil.rmtree(folder)
         return None
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_replaceable(setting: str, target: Path, mark: str) -> None:

@@ -16,18 +16,11 @@ from tape.command import (
     model_folder,
     result_folder,
 )
-from tape.files import assigned
+from tape.files import names_in
 from tape.runs.folder import folder_for_results
 
-ROOT = Path(__file__).parents[1]
 Shape = dict[str, int | None]
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": Distinct}
-
-
-def names_in(file: str, *tables: str) -> list[str]:
-    """Returns the keys of dicts that a module (a file under ROOT) defines, without importing it."""
-    found = assigned(ROOT / file)
-    return [key.value for table in tables for key in found[table].keys]
 
 
 # ---- evaluate
@@ -294,6 +287,18 @@ def cost(given: list[str]) -> argparse.Namespace:
         about = f"default: {default or 'as many as heads'}"
         parser.add_argument(f"--{name}", type=integer(1, 10**7), default=default, help=about)
     parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
+    return parser.parse_args(given)
+
+
+# ---- models
+
+
+def import_(given: list[str]) -> argparse.Namespace:
+    parser = Parser("import", "Import a model as a checkpoint, a folder that all commands take.")
+    add = parser.add_argument
+    known = ", ".join(names_in("tape/imports/named.py", "NAMED"))
+    add("source", help=f"a .gguf file, a folder, a name on the hub, or {known}")
+    add("--out", type=Path, required=True, help="new folder to write")
     return parser.parse_args(given)
 
 

@@ -71,6 +71,7 @@ cost --layers none
 speed --methods nonsense
 new-encoding 5x
 export missing --out x
+import missing
 """
 
 

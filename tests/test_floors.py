@@ -11,7 +11,7 @@ tape.settings
 tape.positions
 tape.attention
 tape.model
-tape.data tape.runs
+tape.data tape.runs tape.imports
 tape.parsers
 tape.evaluation
 tape.training

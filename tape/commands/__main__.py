@@ -8,6 +8,7 @@ import sys
 import tomllib
 from importlib import import_module
 from importlib.metadata import version
+from keyword import iskeyword
 from pathlib import Path
 
 from tape.command import expected_errors
@@ -64,7 +65,7 @@ def run(name: str, words: list[str]) -> None:
             raise ValueError(f"{what}: run it alone; evaluations share work with --shard i/n")
         # Refused, or helped, before torch is imported.
         parsers = import_module(f"{target.partition('.')[0]}.parsers")
-        if parse := getattr(parsers, name.replace("-", "_"), None):
+        if parse := getattr(parsers, name.replace("-", "_") + "_" * iskeyword(name), None):
             arguments = parse(words)
             return import_module(target).main(arguments)
     import_module(target).main()  # Hydra parses the words

@@ -13,7 +13,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
 from tape.files import write_text
-from tape.settings.composition import call, is_expected, refuse, settings_of
+from tape.settings.composition import NAMED, call, is_expected, refuse, settings_of
 from tape.settings.groups import CONFIG
 from tape.settings.schema import RunSettings
 
@@ -37,6 +37,10 @@ def run(cfg: DictConfig) -> str:
     """Carries out a run; returns the text of its report."""
     settings = settings_of(cfg)
     base = settings["base_model"]
+    if base and Path(base).name in NAMED and not Path(base).exists():
+        from tape.imports.models import import_once
+
+        import_once(Path(base))
     if base and base.split("/")[0] in ("output", ".", "..", "") and not Path(base).is_dir():
         raise ValueError(f"base_model={base}: there is no such folder; give that of a model")
     from tape.training.run import run  # takes seconds: wrong settings are refused before

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from tape import provenance
-from tape.files import read_object, reading
+from tape.files import read_object, reading, sha256_of
 from tape.model.adapters import ADAPTER, BFLOAT16, merged, weights_of_encoding
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
@@ -22,6 +22,7 @@ from tape.model.tokenizer import read_tokenizer
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CONFIG = "config.json"
+IMPORTED = "imported.json"  # where the weights come from (`tape.imports`)
 OF_ADAPTER = "adapter_config.json"
 WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
 WITHOUT_EFFECT += ("adapter.base_model_name_or_path", "adapter.peft_version")
@@ -247,11 +248,9 @@ def check_no_pickles(folder: Path) -> None:
 def fingerprint(folder: Path) -> str:
     """Returns the SHA-256 of a model's weights; of several files, that of their hashes; of an
     adapter, that of its own and its base's hash."""
-    found = []
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            found.append(hashlib.file_digest(file, "sha256").hexdigest())
-    if path.name == ADAPTER:
+    files = weight_files(folder)
+    found = [sha256_of(path) for path in files]
+    if files[0].name == ADAPTER:
         found.append(_adaptation(folder, read_config(folder))["base_weights"])
     return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
@@ -264,8 +263,8 @@ def state_of_files(folder: Path) -> list[tuple[int, int]]:
 
 def identified(folder: Path, model: TapeForCausalLM) -> dict[str, str]:
     """Returns hashes of what determines the results of the model from a folder: its weights,
-    configuration (and that of an adapter) and code. Raises a ValueError if they are others by now.
-    """
+    configuration (and that of an adapter) and code; and, of an imported model, the types that its
+    weights were stored in. Raises a ValueError if they are others by now."""
     settings = read_object(folder / CONFIG)
     if (folder / ADAPTER).is_file():
         settings |= {f"adapter.{key}": x for key, x in read_object(folder / OF_ADAPTER).items()}
@@ -274,6 +273,8 @@ def identified(folder: Path, model: TapeForCausalLM) -> dict[str, str]:
     hashes = {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}
     if state_of_files(folder) != model.read_from:
         raise ValueError(f"{folder} {REWRITTEN}")
+    if (folder / IMPORTED).is_file() and (stored := read_object(folder / IMPORTED).get("stored")):
+        hashes["stored"] = ", ".join(stored)
     return hashes | {"code": provenance.fingerprint(model)}
 
 

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
@@ -16,10 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tape import command
+from tape.files import names_in
 from tape.settings.groups import CONFIG, groups_of, options
 from tape.settings.schema import check_settings, nodes, shown, trainer_fields
 from tape.validation import suggestion
 
+NAMED = names_in("tape/imports/named.py", "NAMED")  # models that are imported into the cache
 FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
 EXPECTED = (TypeError, ImportError, RecursionError, HydraException, OmegaConfBaseException)
 
@@ -137,9 +140,13 @@ def composed(words: list[str], name: str) -> DictConfig:
 
 def settings_of(cfg: DictConfig) -> dict[str, Any]:
     """Returns the settings of a run as plain values, or raises a ValueError for the first one that
-    is missing or out of bounds."""
+    is missing or out of bounds. A model with a short name is a folder in the cache, where the run
+    imports it."""
     settings = OmegaConf.to_container(cfg, resolve=True)
     check_settings(settings)
+    for setting in ("base_model", "tokenizer"):
+        if (name := settings[setting]) in NAMED and not Path(name).exists():
+            settings[setting] = str(Path(settings["cache_dir"], "models", name))
     return settings
 
 

@@ -1,0 +1,1 @@
+"""Models of other programs: imported as checkpoints, and compared with transformers'."""

@@ -1,0 +1,248 @@
+"""Reads a .gguf file: configuration, weights in float32, and tokenizer of a checkpoint of
+transformers. The package `gguf` reads the file and undoes the quantization; transformers makes the
+tokenizer.
+
+The weights are written one at a time, so that memory holds one of them and the file's pages.
+"""
+
+import json
+import os
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import pre_tokenizers
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+MAGIC = b"GGUF"
+# Architectures of .gguf files, and the `model_type` of their checkpoints. Mistral's are "llama".
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# Fields of config.json, by the metadata behind the name of the architecture.
+FIELDS = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+NEEDED = frozenset(FIELDS)
+FIELDS |= {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "vocab_size": "vocab_size",
+}
+OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must equal head_dim
+SCALING = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+}
+SCHEDULES = ("default", "linear", "yarn")
+# Any other metadata of the architecture might change the model, and is refused.
+KNOWN = {*FIELDS, *OF_HEADS, *SCALING, "rope.freq_base", "attention.sliding_window"}
+KNOWN |= {"rope.scaling.finetuned", "expert_count", "expert_used_count"}
+SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# How byte-level vocabularies split a text before they merge (`tokenizer.ggml.pre`): those that
+# transformers makes, and those that first set digits apart, which it does not.
+SPLITS = {"default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "tekken", "qwen2"}
+SPLITS |= {"deepseek-r1-qwen"}
+DIGITS_APART = {"smollm", "starcoder", "refact"}
+
+
+class Contents(NamedTuple):
+    """What a .gguf file held."""
+
+    config: dict[str, Any]
+    tokenizer: PreTrainedTokenizerBase
+    stored: dict[str, int]  # number of weights in each storage type, such as Q4_1
+
+
+def is_gguf(path: Path) -> bool:
+    """Returns whether a file is a .gguf file, by its first bytes."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def convert(path: Path, folder: Path) -> Contents:
+    """Writes configuration, weights and tokenizer of a .gguf file to a folder.
+
+    Raises:
+        ValueError: for a file that is cut off, of another architecture, without a tokenizer, or
+            with settings or weights that have no place in the checkpoint.
+    """
+    try:
+        from gguf import GGUFReader
+    except ModuleNotFoundError as missing:
+        raise ValueError(
+            f"{path}: to read a .gguf file, the package gguf is needed: EXTRAS=gguf bash "
+            "script/setup.sh, or pip install gguf"
+        ) from missing
+    with intact(path):
+        reader = GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+    config = read_config(path, metadata, {tensor.name for tensor in reader.tensors})
+    tokenizer = read_gguf_tokenizer(path, metadata, config["max_position_embeddings"])
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    rotated_in_pairs = config["model_type"] == "llama"
+    weights = []
+    for tensor in reader.tensors:
+        part = tensor.name.split(".")[-2]
+        split = heads.get(part) if rotated_in_pairs else None
+        weights.append((name_of(path, tensor.name), tensor, split))
+    with intact(path):
+        write_weights(weights, folder / "model.safetensors")
+    config["architectures"] = [architecture_of(config["model_type"])]
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    special = {name: config[name] for name in SPECIAL if config.get(name) is not None}
+    (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
+    tokenizer.save_pretrained(folder)
+    stored = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    return Contents(config, tokenizer, dict(stored.most_common()))
+
+
+@contextmanager
+def intact(path: Path) -> Iterator[None]:
+    """Turns what a damaged file leads to into a ValueError that names it."""
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # the reader checks no bounds
+        raise ValueError(
+            f"{path} is cut off or damaged ({type(error).__name__}: {error}); allowed: a whole "
+            ".gguf file; download it again"
+        ) from error
+
+
+def architecture_of(model_type: str) -> str:
+    return CONFIG_MAPPING[model_type].__name__.removesuffix("Config") + "ForCausalLM"
+
+
+def read_config(path: Path, metadata: dict[str, Any], tensors: set[str]) -> dict[str, Any]:
+    """Returns the fields of config.json; raises a ValueError for what it could not express."""
+    kind = metadata.get("general.architecture")
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"{path} has the architecture {kind!r}; allowed: {', '.join(ARCHITECTURES)}; give a "
+            "model of one of these"
+        )
+    own = {name.partition(".")[2]: x for name, x in metadata.items() if name.startswith(f"{kind}.")}
+    if missing := sorted(NEEDED - own.keys()):
+        raise ValueError(f"{path} lacks {kind}.{missing[0]}: give the file of a whole model")
+    config = {field: own[name] for name, field in FIELDS.items() if name in own}
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    width = config["hidden_size"] // config["num_attention_heads"]
+    config.setdefault("head_dim", own.get("rope.dimension_count", width))
+    config.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
+    rope = {"rope_type": "default", "rope_theta": own.get("rope.freq_base", 10_000.0)}
+    if own.get("rope.scaling.type", "none") != "none":
+        rope |= {field: own[name] for name, field in SCALING.items() if name in own}
+    window = own.get("attention.sliding_window")
+    refused = {name: own[name] for name in sorted(own.keys() - KNOWN)}
+    refused |= {x: own[x] for x in OF_HEADS if own.get(x, config["head_dim"]) != config["head_dim"]}
+    if rope["rope_type"] not in SCHEDULES:
+        refused["rope.scaling.type"] = rope["rope_type"]
+    if window and kind != "llama":
+        refused["attention.sliding_window"] = window
+    if own.get("expert_count"):
+        refused["expert_count"] = own["expert_count"]
+    names = {f"{kind}.{name}": value for name, value in refused.items()}
+    if "rope_freqs.weight" in tensors:  # of Llama 3.1 and later
+        names["rope_freqs.weight"] = "factors of frequencies, of a schedule that is not recorded"
+    for name, value in names.items():
+        raise ValueError(
+            f"{path} has {name} ({value}), which cannot be read from a .gguf file; import the "
+            "model's original checkpoint"
+        )
+    config |= {"model_type": ARCHITECTURES[kind], "rope_parameters": rope, "dtype": "float32"}
+    if window:
+        config |= {"model_type": "mistral", "sliding_window": window}
+    if kind != "qwen2":  # whose queries, keys and values always have one
+        config["attention_bias"] = any(name.endswith("attn_output.bias") for name in tensors)
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
+    return config | ids | {"tie_word_embeddings": "output.weight" not in tensors}
+
+
+def name_of(path: Path, tensor: str) -> str:
+    """Returns the name of a weight in a checkpoint, given that in the file."""
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor)
+    if found is None or found[2] not in TENSORS:
+        raise ValueError(f"{path} has a weight {tensor}, which the model has no place for")
+    layer = "" if found[1] is None else f"model.layers.{found[1]}."
+    return f"{layer}{TENSORS[found[2]]}.{found[3]}"
+
+
+def write_weights(weights: list[tuple[str, Any, int | None]], target: Path) -> None:
+    """Writes tensors of a .gguf file as float32 to a .safetensors file, one at a time. Those with a
+    number of heads have the two channels of a rotation next to each other, and get them half a head
+    apart."""
+    from gguf import dequantize
+
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor, _ in weights:
+        shape = [int(size) for size in reversed(tensor.shape)]
+        begin, end = end, end + 4 * prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with target.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, tensor, heads in tqdm(weights, "weights", leave=False, disable=None):
+            shape = header[name]["shape"]
+            rows = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype="<f4")
+            rows = rows.reshape(shape)
+            if heads is not None:
+                pairs = rows.reshape(heads, -1, 2, *shape[1:])
+                rows = pairs.swapaxes(1, 2).reshape(shape)
+            file.write(np.ascontiguousarray(rows).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_gguf_tokenizer(
+    path: Path, metadata: dict[str, Any], length: int
+) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer in a .gguf file, with its chat template."""
+    if not metadata.get("tokenizer.ggml.tokens"):
+        raise ValueError(f"{path} has no tokenizer; give a .gguf file with one")
+    split = metadata.get("tokenizer.ggml.pre", "default")
+    if split not in SPLITS | DIGITS_APART:
+        raise ValueError(
+            f"{path} has tokenizer.ggml.pre: {split!r}, a way to split texts that is not known; "
+            f"allowed: {', '.join(sorted(SPLITS | DIGITS_APART))}; take the original checkpoint"
+        )
+    with intact(path):
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    if split in DIGITS_APART:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    tokenizer.model_max_length = length
+    return tokenizer

