@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from scrolls.rows import Row, Split, find, identity, read_rows
+from scrolls.rows import Row, Split, find, identity, read_rows, spread
 from scrolls.tasks import TASKS, Task
 from tape.data.blocks import batches, check_unknown, token_dtype, tokenize, tokenizer_fingerprint
 from tape.files import new_folder, read_object, read_or_discard
@@ -126,10 +126,7 @@ class Examples(Dataset):
 
     def questions_spread(self, count: int | None) -> list[int]:
         """Returns the first rows of `count` ids, spread evenly over the file; None: of all ids."""
-        rows = pd.Series(self.ids).drop_duplicates().index.tolist()
-        if count is None or count >= len(rows):
-            return rows
-        return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
+        return spread(pd.Series(self.ids).drop_duplicates().index.tolist(), count)
 
     def tokens(self, column: str, row: int) -> np.ndarray:
         """Returns the tokens of a prompt or an answer, (T,) int64."""

@@ -10,6 +10,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_for
+from scrolls.rows import limited
 from scrolls.score import evaluate_task
 from scrolls.tasks import TASKS
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, journals
@@ -53,8 +54,10 @@ def answers(
 
 
 def generate(given: argparse.Namespace) -> None:
-    """Generates one shard, and writes the output if all others are complete."""
+    """Generates one shard, and writes the output if all others are complete; answers to some
+    questions (`limit`) to a folder of their own."""
     shard, folder, output = Shard.parse(given.shard), given.model, given.output
+    output = limited(output.parent, given.limit) / output.name
     results = output.with_suffix(".parts")
     if results == output:
         raise ValueError(f"{output} would be its own journal: give an output with another suffix")

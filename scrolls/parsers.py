@@ -13,7 +13,8 @@ def scrolls_generate(given: list[str]) -> argparse.Namespace:
     parser = of_generation("scrolls-generate", "Generate a model's answers to a SCROLLS task.")
     add = parser.add_argument
     add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
-    about = "the file to write, {id: text}; its journal is a folder beside it"
+    about = "the file to write, {id: text}; its journal is a folder beside it; with a limit, both "
+    about += "are in a folder limit_N there"
     add("--output", type=Path, required=True, help=about)
     add("--split", choices=SPLITS, default="validation")
     add("--limit", type=integer(1), help="only so many questions, spread evenly")
@@ -66,6 +67,9 @@ def scrolls_score(given: list[str]) -> argparse.Namespace:
     add("--predictions", type=Path, required=True, help=about)
     add("--metrics_output_dir", type=result_folder, required=True, help="a folder for the results")
     add("--split", choices=SPLITS, help="default: test, as officially; with --all validation")
+    about = "score the answers to so many questions, of the same limit in generation; answers and "
+    about += "results are in folders limit_N of their own"
+    add("--limit", type=integer(1), help=about)
     add("--verify_only", action="store_true", help="check form and ids, and score nothing")
     add_data(parser)
     arguments = parser.parse_args(given)

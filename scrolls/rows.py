@@ -7,8 +7,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from huggingface_hub import hf_hub_download
 
 from scrolls.sample import write_sample
@@ -18,6 +19,7 @@ from tape.validation import encodable
 
 HUB = "tau/scrolls"
 Split = Literal["train", "validation", "test"]
+Item = TypeVar("Item")
 Source = Path | zipfile.Path  # the rows of a split: a .jsonl, or a member of a zip
 log = logging.getLogger(__name__)
 
@@ -92,6 +94,18 @@ def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
             yield Row(row["id"], row["input"][:start], row["input"][start:], row["output"])
     if not pids:
         raise ValueError(f"{source} has no rows: fetch it again")
+
+
+def spread(items: list[Item], limit: int | None) -> list[Item]:
+    """Returns `limit` items, spread evenly over a list; None: all."""
+    if limit is None or limit >= len(items):
+        return items
+    return [items[place] for place in np.linspace(0, len(items) - 1, limit).astype(int)]
+
+
+def limited(folder: Path, limit: int | None) -> Path:
+    """Returns the folder for answers to `limit` questions, beside the answers to all."""
+    return folder if limit is None else folder / f"limit_{limit}"
 
 
 def _checked(line: bytes, split: Split) -> dict[str, Any]:

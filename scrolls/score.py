@@ -5,15 +5,16 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from scrolls.metrics import results
-from scrolls.rows import Split, find, read_rows
+from scrolls.rows import Split, find, limited, read_rows, spread
 from scrolls.tasks import BENCHMARK, TASKS, Task
 from tape import provenance
 from tape.evaluation.tables import markdown_table
@@ -24,24 +25,47 @@ PAPER = Path(__file__).with_name("paper.csv")
 NOTE = """\
 Percent. Rgm: geometric mean of rouge1, rouge2 and rougeL. Avg: mean of the seven tasks, if all are
 there. Rows from arXiv 2501.00712 are the paper's, on validation sets; their Avg is computed."""
+PASSAGE = 1000  # characters of a document that the page of answers shows
 Reports = dict[str, dict[str, Any]]
+
+
+class Asked(NamedTuple):
+    """A question, the passage of its document that is shown with it, and the gold answers."""
+
+    question: str
+    passage: str
+    golds: list[str]
+
+
+def passage(document: str, gold: str | None) -> str:
+    """Returns a document, or if it is long the part with a gold answer in its middle; its beginning
+    if the answer does not stand there word for word."""
+    if len(document) <= PASSAGE:
+        return document
+    found = gold and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", document, re.IGNORECASE)
+    middle = sum(found.span()) // 2 if found else 0
+    start = min(max(middle - PASSAGE // 2, 0), len(document) - PASSAGE)
+    end = start + PASSAGE
+    return "… " * (start > 0) + document[start:end] + " …" * (end < len(document))
 
 
 def read_questions(
     task: Task, split: Split, data_dir: Path | None, cache: Path, scored: bool = True
-) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Returns the questions of a task by id, in the order of their first rows, and their gold
-    answers, all of which must be there if answers are to be `scored`."""
-    source, questions, golds = find(task, split, data_dir, cache), {}, {}
+) -> dict[str, Asked]:
+    """Returns the questions of a task by id, in the order of their first rows. All gold answers
+    must be there if answers are to be `scored`."""
+    source, questions = find(task, split, data_dir, cache), {}
     for row in read_rows(source, task, split):
         if row.output is None and scored:
             raise ValueError(
                 f"{source}, id {row.id!r}: no gold answer to score with; SCROLLS does not publish "
                 f"the answers of the test split: use --split validation, or --verify_only"
             )
-        questions.setdefault(row.id, row.question)
-        golds.setdefault(row.id, []).append(row.output)
-    return questions, golds
+        if row.id not in questions:
+            shown = passage(row.document, row.output)
+            questions[row.id] = Asked(row.question, shown, [])
+        questions[row.id].golds.append(row.output)
+    return questions
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -67,6 +91,8 @@ def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, 
     missing, redundant = set(ids) - found.keys(), found.keys() - set(ids)
     if missing or redundant:
         error = f"{path}: {len(missing)} ids are missing, {len(redundant)} are redundant"
+        if found.keys() < set(ids):
+            error += "; answers of limit=N are scored with --limit N"
         details = {"missing_keys": sorted(missing), "redundant_keys": sorted(redundant)}
         return {}, {"errors": [error], "details": details}
     return {id_: found[id_] for id_ in ids}, {}
@@ -79,8 +105,10 @@ def evaluate_task(name: str, files: dict[str, Path], given: argparse.Namespace) 
     one file do not stop the others; in place of results of an earlier file they are in
     <task>_errors.json. Returns the reports by type, empty for valid predictions that are not
     scored."""
-    task, out, scored = TASKS[name], given.metrics_output_dir, not given.verify_only
-    questions, golds = read_questions(task, given.split, given.data_dir, given.cache_dir, scored)
+    task, scored = TASKS[name], not given.verify_only
+    out = limited(given.metrics_output_dir, given.limit)
+    questions = read_questions(task, given.split, given.data_dir, given.cache_dir, scored)
+    questions = dict(spread([*questions.items()], given.limit))
     reports, answered = {}, {}
     for kind, path in files.items():
         target = out / kind / f"{name}_metrics.json"
@@ -92,7 +120,8 @@ def evaluate_task(name: str, files: dict[str, Path], given: argparse.Namespace) 
             print(f"error: {report['errors'][0]}; details are in {target}", file=sys.stderr)
         elif scored:
             answered[kind] = texts
-            report = results(task, [*texts.values()], [*golds.values()])
+            golds = [asked.golds for asked in questions.values()]
+            report = results(task, [*texts.values()], golds)
             errors.unlink(missing_ok=True)
         reports[kind] = report
         if report:
@@ -105,9 +134,10 @@ def evaluate_task(name: str, files: dict[str, Path], given: argparse.Namespace) 
         write_text(out / f"{name}_scores.md", f"{scores}\n")
         if not given.all:  # else a table of all tasks follows
             print(f"{scores}\n\nalso in {out}; {name}_answers.html has the answers side by side")
-        asked = pd.DataFrame({"question": questions, "gold answers": golds})
+        asked = pd.DataFrame([*questions.values()], index=[*questions])
+        asked = asked.rename(columns={"golds": "gold answers"})
         side_by_side = pd.concat([asked, pd.DataFrame(answered)], axis="columns")
-        write_text(out / f"{name}_answers.html", page(side_by_side.loc[[*questions]]))
+        write_text(out / f"{name}_answers.html", page(side_by_side))
     return reports
 
 
@@ -148,10 +178,11 @@ def evaluate(given: argparse.Namespace) -> dict[str, Reports]:
     """Evaluates the predictions of one task, or of all, whose folders <task> are in that of the
     predictions; then writes table.md and table.csv as well. Returns the reports by type and task.
     """
-    out, found = given.metrics_output_dir, {}
+    out, found = limited(given.metrics_output_dir, given.limit), {}
     for task in BENCHMARK if given.all else [given.dataset_name]:
         place = given.predictions / task if given.all else given.predictions
-        files = {path.stem: path for path in sorted(place.glob("[!.]*.json"))}
+        answers = limited(place, given.limit).glob("[!.]*.json")
+        files = {path.stem: path for path in sorted(answers)}
         if place.is_file():
             files = {"": place}
         for kind, report in evaluate_task(task, files, given).items() if files else ():
@@ -159,10 +190,12 @@ def evaluate(given: argparse.Namespace) -> dict[str, Reports]:
     if not found:
         raise ValueError(
             f"{given.predictions} has no predictions: expected a file, a folder of files "
-            f"<TYPE>.json, or with --all of files <task>/<TYPE>.json of {', '.join(BENCHMARK)}"
+            f"<TYPE>.json, or with --all of files <task>/<TYPE>.json of {', '.join(BENCHMARK)}; "
+            f"with --limit N, of files limit_N/<TYPE>.json in that folder"
         )
     if given.all and not given.verify_only:
-        rows = table(found, f"here, {given.split}")
+        part = f", {given.limit} questions of a task" if given.limit else ""
+        rows = table(found, f"here, {given.split}{part}")
         write_text(out / "table.md", markdown(rows) + "\n")
         # With all four decimals; empty for what is not there.
         write_text(out / "table.csv", rows.round(4).to_csv(index=False, lineterminator="\n"))
@@ -176,7 +209,7 @@ def main(given: argparse.Namespace) -> None:
     logging.getLogger("scrolls").setLevel(logging.INFO)
     found = evaluate(given)
     reports = [report for of_tasks in found.values() for report in of_tasks.values()]
-    if "" in found and not given.verify_only:
-        print(json.dumps(reports[0], indent=4))
     if any("errors" in report for report in reports):
         sys.exit(os.EX_DATAERR)
+    if "" in found and not given.verify_only:
+        print(json.dumps(reports[0], indent=4))

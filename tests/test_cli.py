@@ -43,7 +43,7 @@ for words in sys.stdin.read().splitlines():
             end = stop.code
     text = f"{end} {streams[0].getvalue()} {streams[1].getvalue()}"
     ended = not end if "--help" in words else "error: " in text
-    if not ended or {"torch", "transformers"} & {*sys.modules}:
+    if not ended or {"torch", "transformers", "evaluate"} & {*sys.modules}:
         sys.exit(f"{words}: {text}")
 """
 REFUSED = """
