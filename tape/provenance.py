@@ -125,11 +125,14 @@ def commit() -> str | None:
 
 
 def machine() -> str:
-    """Returns processor, core count and the GPUs that torch sees."""
+    """Returns the processor, the vector instructions that torch uses on it, the core count, and the
+    GPUs that torch sees."""
     import torch  # takes a second
 
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    return "; ".join([f"{_processor()}, {cores()} cores", *gpus])
+    # Sums are rounded differently with other instructions, and processors may share a name.
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return "; ".join([f"{_processor()}, {instructions}, {cores()} cores", *gpus])
 
 
 def cores() -> int:
