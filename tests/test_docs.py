@@ -24,6 +24,17 @@ def test_the_readmes_python_runs(capsys):
     assert capsys.readouterr().out == "torch.Size([1, 10, 4096])\n"
 
 
+def test_the_first_screen_names_the_commands_for_everything():
+    """The same time of the tests as CONTRIBUTING.md; CI runs them by this command."""
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
+    for command in ("train", "test"):
+        assert re.search(rf"^bash script/{command}\.sh +# .*\d minutes", first_screen, re.MULTILINE)
+    (minutes,) = re.findall(r"(\d+ to \d+) minutes on two idle cores", first_screen)
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"| fast: {minutes} minutes on two idle cores | `bash script/test.sh` |" in contributing
+    assert "\nbash script/test.sh\n" in (ROOT / ".ci" / "run").read_text()
+
+
 def test_the_notebook_runs(monkeypatch, capsys):
     monkeypatch.setitem(ENCODINGS, "near", None)  # and removed again
     names = {}
