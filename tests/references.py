@@ -247,7 +247,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 k[t] = [rotate(k[t][g], e[t][g]) for g in range(K)]
             if name == "xpos":
                 zeta = [(2 * f + 0.4 * D) / (1.4 * D) for f in range(D // 2)] * 2
-                power = (p[t] - config.position["centre"]) / 2048
+                power = (p[t] - config.position["centre"]) / config.position["scale_base"]
                 grow = torch.tensor([z**power for z in zeta], dtype=x[t].dtype)
                 q[t] = [head * grow for head in q[t]]
                 k[t] = [head / grow for head in k[t]]

@@ -31,13 +31,22 @@ def loss_and_gradients(model, call, tokens):
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
+# Eager attention with grouped queries has gradients of other strides.
+STRIDED = [(name, "aot_eager", 1e-6, "eager", 2) for name in ("rope", "pope", "grape_m", "tape")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("position", "backend", "tolerance"),
-    [*((name, "aot_eager", 1e-6) for name in COMPILED), ("tape", "inductor", 1e-5)],
+    ("position", "backend", "tolerance", "kernel", "key_heads"),
+    [
+        *((name, "aot_eager", 1e-6, "sdpa", 4) for name in COMPILED),
+        *STRIDED,
+        ("tape", "inductor", 1e-5, "sdpa", 4),
+    ],
 )
-def test_training_in_one_graph(position, backend, tolerance):
-    model = make_model(position, num_hidden_layers=2).train()
+def test_training_in_one_graph(position, backend, tolerance, kernel, key_heads):
+    changes = {"num_hidden_layers": 2, "num_key_value_heads": key_heads}
+    model = make_model(position, kernel=kernel, **changes).train()
     tokens = random_tokens(2, 15)
     loss, gradients = loss_and_gradients(model, model, tokens)
     compiled = torch.compile(model, backend=backend, fullgraph=True)

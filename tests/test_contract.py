@@ -81,7 +81,7 @@ def test_equals_the_loops(position):
         model = make_model(position, kernel=kernel)
         check_against_loops(model, loops, {"atol": 2e-5, "rtol": 1e-4})
         model = make_model(position, kernel=kernel, dtype=torch.float64)
-        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
+        check_against_loops(model, loops, EXACT_IN_FLOAT64)
 
 
 @all_positions
@@ -90,7 +90,16 @@ def test_equals_the_loops_with_all_options(position):
     loops = loops_of(make_model(position, **all_options(position)), 8)
     for kernel in ("eager", "sdpa"):
         model = make_model(position, kernel=kernel, dtype=torch.float64, **all_options(position))
-        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
+        check_against_loops(model, loops, EXACT_IN_FLOAT64)
+
+
+@pytest.mark.parametrize("position", ["alibi", "grape_ap", {"name": "xpos", "scale_base": 2.0}])
+def test_constants_of_a_float64_model_are_not_rounded(position):
+    """The last slope of nine heads, 2^-0.5, and powers of zeta are not exact in float32."""
+    shape = {"num_attention_heads": 9, "hidden_size": 72, "dtype": torch.float64}
+    loops = loops_of(make_model(position, **shape), 7)
+    for kernel in ("eager", "sdpa"):
+        check_against_loops(make_model(position, kernel=kernel, **shape), loops, EXACT_IN_FLOAT64)
 
 
 @all_positions
@@ -164,7 +173,7 @@ def test_path_in_chunks(chunk, monkeypatch):
     monkeypatch.setattr(path, "CHUNK", chunk)
     model = make_model("path", dtype=torch.float64)
     for length in (11, 12):
-        check_against_loops(model, loops_of(model, length), {"atol": 1e-9, "rtol": 1e-9})
+        check_against_loops(model, loops_of(model, length), EXACT_IN_FLOAT64)
         model.zero_grad()
     for mode in ("pieces", "pieces-static"):
         check(Case("path", **MODES[mode]))

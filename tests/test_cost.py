@@ -10,7 +10,7 @@ from tape.analysis import cost
 from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model
 from tape.analysis.gallery import CHANNELS, by_distance, scores
 from tape.positions import ENCODINGS
-from tape.positions.bias import alibi_slopes
+from tape.positions.bias import alibi_exponents
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -101,7 +101,7 @@ def test_of_encodings_with_a_formula():
     """Queries and keys are ones: RoPE's score is the sum of 2 cos(d theta_f) over sqrt(D)."""
     distance = torch.arange(LENGTH, dtype=torch.float64)
     assert not line("nope").any()
-    slopes = alibi_slopes(4).double()[:, None]
+    slopes = alibi_exponents(4).double().exp2()[:, None]
     torch.testing.assert_close(line("alibi"), -slopes * distance)
     frequencies = 10_000 ** (-2 * torch.arange(CHANNELS // 2, dtype=torch.float64) / CHANNELS)
     turned = 2 * (distance[:, None] * frequencies).cos().sum(-1) / CHANNELS**0.5

@@ -23,28 +23,34 @@ from tape.positions.sampling import SAMPLERS
 from tape.positions.scores import DENSE_BACKENDS, ScoreBias, ScoreMod, lookup
 
 
-def alibi_slopes(num_heads: int) -> Tensor:
-    """Returns one slope per head, (H,) float32: 2^(-8(h+1)/n) for a power of two n; otherwise those
-    of the largest power of two k < n, followed by every other slope of 2k."""
+def alibi_exponents(num_heads: int) -> Tensor:
+    """Returns the binary logarithms of the slopes, (H,) float32, which holds them exactly. Slopes
+    are 2^(-8(h+1)/n) for a power of two n; otherwise those of the largest power of two k < n,
+    followed by every other slope of 2k."""
     k = 2 ** math.floor(math.log2(num_heads))
     exponents = [-8 * (h + 1) / k for h in range(k)]
     exponents += [-8 * (2 * i + 1) / (2 * k) for i in range(num_heads - k)]
-    slopes = [2.0**exponent for exponent in exponents]
-    return torch.tensor(slopes, dtype=torch.float32, device="cpu")
+    return torch.tensor(exponents, dtype=torch.float32, device="cpu")
 
 
 class SlopeBias(ScoreBias):
-    """-m_h (i - j), without parameters: all layers share one object and its dense form."""
+    """-2^a_h (i - j) for exponents a (H,), without parameters: all layers share one object and its
+    dense form."""
 
-    def __init__(self, slopes: Tensor, positions: Positions, consecutive: bool = True):
-        self.slopes, self.positions, self.consecutive = slopes, positions, consecutive
+    def __init__(self, exponents: Tensor, positions: Positions, consecutive: bool):
+        self.exponents, self.positions, self.consecutive = exponents, positions, consecutive
         self._dense: Tensor | None = None
         self._masked: tuple[Tensor | None, bool, Tensor] | None = None
 
+    def slopes(self, dtype: torch.dtype) -> Tensor:
+        """Returns the slopes (H,) in `dtype`, but in at least float32."""
+        return self.exponents.to(torch.promote_types(dtype, torch.float32)).exp2()
+
     def dense(self, dtype: torch.dtype) -> Tensor:
-        if self._dense is None:
-            distance = self.positions.distances().to(self.slopes.dtype)
-            self._dense = -self.slopes[:, None, None] * distance[:, None]
+        slopes = self.slopes(dtype)
+        if self._dense is None or self._dense.dtype != slopes.dtype:
+            distance = self.positions.distances().to(slopes.dtype)
+            self._dense = -slopes[:, None, None] * distance[:, None]
         return self._dense.to(dtype)
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
@@ -54,7 +60,8 @@ class SlopeBias(ScoreBias):
         return self._masked[2]
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
-        slopes, query, key = self.slopes, lookup(self.positions.query), lookup(self.positions.key)
+        slopes = self.slopes(dtype)
+        query, key = lookup(self.positions.query), lookup(self.positions.key)
 
         def subtract(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             distance = (query(b, i) - key(b, j)).clamp(min=0)
@@ -63,7 +70,7 @@ class SlopeBias(ScoreBias):
         return subtract
 
     def alibi_slopes(self) -> Tensor | None:
-        return self.slopes if self.consecutive else None
+        return self.slopes(torch.float32) if self.consecutive else None
 
 
 class ALiBi(PositionEncoding):
@@ -71,7 +78,7 @@ class ALiBi(PositionEncoding):
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
-        self.register_constant("slopes", alibi_slopes(config.num_attention_heads))
+        self.register_constant("exponents", alibi_exponents(config.num_attention_heads))
 
     @classmethod
     def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
@@ -79,7 +86,7 @@ class ALiBi(PositionEncoding):
         return cls.backends if sampler.consecutive else DENSE_BACKENDS
 
     def biases(self, positions: Positions) -> list[ScoreBias | None]:
-        bias = SlopeBias(self.slopes, positions, self.sampler.consecutive)
+        bias = SlopeBias(self.exponents, positions, self.sampler.consecutive)
         return [bias] * self.config.num_hidden_layers
 
 
@@ -263,7 +270,7 @@ class PriorLayer(PositionModule):
 
     def reset_parameters(self) -> None:
         init.ones_(self.shape)
-        init.copy_(self.scale, alibi_slopes(len(self.scale)))
+        init.copy_(self.scale, alibi_exponents(len(self.scale)).exp2())
 
     def forward(self, positions: Positions) -> Tensor:
         dtype = torch.promote_types(self.scale.dtype, torch.float32)

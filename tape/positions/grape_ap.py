@@ -23,7 +23,8 @@ from tape.positions.scores import DENSE_BACKENDS, ScoreBias
 
 class PathIntegral(ScoreBias):
     """The sum of slope_h ln sigmoid(q_i . k_t) over the real tokens t = j+1 .. i, for q (B, H, T,
-    P), k (B, H, S, P), and `real` (B, 1, S, 1), zero at padding, or None without padding."""
+    P), k (B, H, S, P), slopes (H,) and `real` (B, 1, S, 1), zero at padding, or None without
+    padding."""
 
     def __init__(self, q: Tensor, k: Tensor, slopes: Tensor, slots: Tensor, real: Tensor | None):
         self.q, self.k, self.slopes, self.slots, self.real = q, k, slopes, slots, real
@@ -33,7 +34,7 @@ class PathIntegral(ScoreBias):
             steps = F.logsigmoid(self.q @ self.k.mT)  # (B, H, T, S)
         if self.real is not None:
             steps = steps * self.real.mT
-        sums, slopes = steps.cumsum(-1), self.slopes.to(steps.dtype)[:, None, None]
+        sums, slopes = steps.cumsum(-1), self.slopes[:, None, None]
         at_query = sums.gather(-1, self.slots[:, None].expand(*sums.shape[:2], -1, -1))
         return torch.addcmul(slopes * at_query, slopes, sums, value=-1).to(dtype)
 
@@ -63,7 +64,7 @@ class ProbeLayer(LayerPosition):
         query = turned(key.index_select(2, tokens.slots), -tokens.positions.query) / self.width
         if tokens.real is None and len(tokens.slots) == key.shape[2]:
             real = None
-        return PathIntegral(query, key, tokens.bias.slopes, tokens.slots, real)
+        return PathIntegral(query, key, tokens.bias.slopes(key.dtype), tokens.slots, real)
 
 
 def turned(x_BHTP: Tensor, angle_BT: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ class PolarLayer(LayerPosition):
 
 def polar(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Returns softplus(x) times cosine and sine, side by side."""
-    size = F.softplus(x).to(x.dtype)  # autocast widens it on a GPU
+    # Softplus, whose own gradient has strides that break graphs of torch.compile.
+    size = -F.logsigmoid(-x).to(x.dtype)  # autocast widens it on a GPU
     return torch.cat((size * cosine.to(x.dtype), size * sine.to(x.dtype)), dim=-1)
 
 

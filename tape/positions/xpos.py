@@ -27,11 +27,6 @@ class XPos(RoPE):
     centre: float | None = None
     scale_base: float = 2048.0
 
-    def __init__(self, config: PretrainedConfig, **arguments: Any):
-        super().__init__(config, **arguments)
-        D, even = config.head_dim, torch.arange(0, config.head_dim, 2, device="cpu").float()
-        self.register_constant("log_zeta", ((even + 0.4 * D) / (1.4 * D)).log())
-
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         if arguments["centre"] is None:
@@ -66,7 +61,10 @@ class XPos(RoPE):
         turned = super().state(positions, dtype)
         with without_autocast(turned):
             power = (positions.query.to(dtype) - self.centre) / self.scale_base
-            scale = (power[..., None] * self.log_zeta.to(dtype)).exp()
+            D, device = self.config.head_dim, power.device
+            even = torch.arange(0, D, 2, dtype=dtype, device=device)
+            log_zeta = ((even + 0.4 * D) / (1.4 * D)).log()
+            scale = (power[..., None] * log_zeta).exp()
         return torch.cat((turned, scale[:, None, :, None]), dim=-2)
 
     def layer(self, layer_idx: int) -> LayerPosition:
