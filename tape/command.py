@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from safetensors import SafetensorError
 
 from tape.files import check_folder
-from tape.validation import check_name, suggestion
+from tape.validation import check_name, check_no_gguf, suggestion
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError)
 NO_MEMORY = "can't allocate memory"  # torch's error, on a CPU
@@ -97,8 +97,14 @@ def path(text: str) -> Path:
 
 
 def model_folder(text: str) -> Path:
-    """Parses the folder of a model for argparse; refuses one that does not exist."""
-    if not (folder := path(text)).is_dir():
+    """Parses the folder of a model for argparse; refuses one that does not exist, or has no weights
+    but those of a GGUF file."""
+    folder = path(text)
+    try:
+        check_no_gguf(folder)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(error) from error
+    if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"{folder} is not a folder")
     return folder
 

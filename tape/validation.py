@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -84,3 +85,12 @@ def encodable(text: str) -> bool:
     """Returns whether a string can be written to a file: JSON strings and file names may contain
     lone surrogates."""
     return re.search(r"[\ud800-\udfff]", text) is None
+
+
+def check_no_gguf(source: str | Path) -> None:
+    """Raises a ValueError for a GGUF file, or a folder whose only weights are in such files."""
+    path = Path(source)
+    found = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    if found and found[0].suffix == ".gguf" and not any(path.glob("*.safetensors")):
+        command = f"tape import {quote(str(found[0]))} --out FOLDER"
+        raise ValueError(f"{found[0]} is a GGUF file: convert it by `{command}`, and give FOLDER")

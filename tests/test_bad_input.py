@@ -24,6 +24,7 @@ from test_scrolls import make_base
 from tape import command
 from tape.commands import train
 from tape.model.checkpoint import load, weight_files
+from tape.model.modeling import TapeForCausalLM
 from tape.results.runs import read_run
 from tape.runs.folder import HASHES, finalize_checkpoint
 from tape.settings.composition import check_rates_are_read, help_of, is_expected, parsed, refuse
@@ -356,6 +357,34 @@ def test_commands(words, message, model, tmp_path):
     words = shlex.split(words.replace("{model}", str(model)))
     check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
     assert files(model) == before
+
+
+GGUF = [
+    "-m tape.commands perplexity --data local --lengths 8 --model {}",
+    "-m tape.commands lm-eval --tasks x --model {}",
+    "-m tape.commands evaluate {} --task passkey",
+    "-m tape.commands export {} --out x",
+    "train.py experiment=quick peft=ft base_model={}",
+    "train.py experiment=quick tokenizer={}",
+]
+
+
+@pytest.mark.parametrize("words", GGUF)
+def test_gguf_files_are_converted_first(words, tmp_path):
+    """One line, for the file and for a folder with no other weights."""
+    for name in ("base", "here"):
+        (tmp_path / name).mkdir()
+    folder, here = tmp_path / "base", tmp_path / "here"
+    (file := folder / "a b.gguf").write_bytes(b"GGUF")
+    message = rf"a b\.gguf is a GGUF file: convert it by `tape import '{file}' --out FOLDER`"
+    for source in (file, folder):
+        words_of = [word.replace("{}", str(source)) for word in words.split()]
+        if words_of[0] == "train.py":
+            refuses(message, train.run, configuration([*words_of[1:], f"output_dir={here}"]))
+        else:
+            check_refusal(run_command(*words_of, folder=here), message, here)
+    refuses(message, TapeForCausalLM.from_pretrained, folder, gguf_file=file.name)
+    refuses(message, TapeForCausalLM.from_pretrained, folder)
 
 
 RESULTS = [

@@ -24,7 +24,7 @@ def folder(tmp_path, cache, monkeypatch):
 def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, folder, tmp_path):
     corpus = TextCorpus(text)
     tokenizer = train_tokenizer(corpus, 300, cache)
-    refuses("neither a folder with one", evaluate, folder, "text", "--files", str(text))
+    refuses("neither a folder with a tokenizer", evaluate, folder, "text", "--files", str(text))
     tokenizer.save_pretrained(folder)
     given = ("--lengths", "64", "--stride", "60")
     evaluate(folder, "text", "--files", str(text), *given)

@@ -110,7 +110,11 @@ def test_what_cannot_be_tokenized(tmp_path, corpus):
     with pytest.raises(ValueError, match=r"small for vocab_size=9000: give vocab_size=\d+, all"):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
-    refuses(r"neither a folder with one nor on the hub", load_tokenizer, str(tmp_path / "none"))
+    refuses(
+        r"neither a folder with a tokenizer nor the name of one",
+        load_tokenizer,
+        str(tmp_path / "none"),
+    )
     write_text(tmp_path / "damaged" / "tokenizer.json", '{"model": {"type": "BPE"}}')
     refuses(r"tokenizer\.json is damaged \(KeyError", load_tokenizer, str(tmp_path / "damaged"))
     tokenizer = train_tokenizer(corpus, 280, tmp_path)

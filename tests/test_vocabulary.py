@@ -1,8 +1,12 @@
 """Vocabularies of other people's tokenizers: unknown tokens, ids with gaps, and bytes, of which the
 report of a run has bits per byte."""
 
+import argparse
 import json
 import math
+import random
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +14,18 @@ import torch
 from conftest import make_model, refuses
 from scrolls_data import write_task
 from shards import write_shards
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
@@ -130,14 +144,132 @@ WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)
 SPACED = pre_tokenizers.ByteLevel(add_prefix_space=True)
 
 
-@pytest.mark.parametrize("read", [lambda folder: load_tokenizer(str(folder)), read_tokenizer])
-def test_tokens_are_those_of_the_file(read, tmp_path):
+SENTENCEPIECE = normalizers.Sequence(
+    [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+)
+# Parts of a tokenizer.json, and classes that transformers builds with other ones.
+LABELS = {
+    "llama-2": (models.BPE(byte_fallback=True), None, SENTENCEPIECE, "LlamaTokenizer"),
+    "smollm": (models.BPE(), WORDS, None, "Qwen2Tokenizer"),
+    "deepseek": (models.BPE(), WORDS, None, "LlamaTokenizerFast"),
+    "digits": (
+        models.BPE(),
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), WORDS]),
+        None,
+        "GPT2Tokenizer",
+    ),
+}
+
+
+def paragraphs(source):
+    return [part for part in source.split("\n\n") if part]
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_tokens_are_those_of_the_file(kind, tmp_path):
     """transformers builds some classes anew, with parts that are not those of tokenizer.json."""
+    text = Path(argparse.__file__).read_text()
+    model, pre_tokenizer, normalizer, label = LABELS[kind]
+    made = learned(model, text[:2000], pre_tokenizer, normalizer)
+    folder = saved(tmp_path / kind, made, label)
+    write_text(folder / "config.json", json.dumps({"model_type": "llama"}))
+    tokenizer = read_tokenizer(folder)
+    texts = [
+        *paragraphs(text),
+        "    return x + 1\n",
+        "\t\tx  ",
+        "\r\n1234",
+        "gr\u00f6\u00dfe e\u0301 \u2603",
+    ]
+    texts += ["", " ", "a</s>b </s> c", "\U0001f680"]
+    for text in texts:
+        assert tokenizer(text)["input_ids"] == made.encode(text).ids, text
+    # Also for programs that read what is saved by a run or exported.
+    tokenizer.save_pretrained(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again(texts)["input_ids"] == tokenizer(texts)["input_ids"]
+
+
+def test_settings_of_a_tokenizer(tmp_path):
+    """BOS and EOS are added as told, and nothing beside tokenizer.json changes its tokens."""
     made = learned(models.BPE(), "12345", WORDS)
-    plain = read(saved(tmp_path / "plain", made, "PreTrainedTokenizerFast"))
-    assert plain("12345")["input_ids"] == made.encode("12345").ids
-    other = saved(tmp_path / "other", made, "Qwen2Tokenizer")
-    refuses(r"Qwen2Tokenizer.* makes other tokens than .*other/tok", read, other)
+    bare = made.encode("12").ids
+    folder = saved(tmp_path / "model", made, "LlamaTokenizerFast")
+    file, template = folder / "tokenizer_config.json", processors.TemplateProcessing
+    settings = json.loads(file.read_text())
+    bos = {"single": "<s> $A", "pair": "<s> $A $B", "special_tokens": [("<s>", 1)]}
+    for given, of_file, before, after in (
+        ({}, None, [], []),
+        ({"add_bos_token": True}, None, [1], []),
+        ({"add_bos_token": False}, bos, [], []),
+        ({"add_eos_token": True}, bos, [1], [2]),
+        ({"add_bos_token": None}, bos, [1], []),
+    ):
+        made.post_processor = template(**of_file) if of_file else processors.ByteLevel()
+        made.save(str(folder / "tokenizer.json"))
+        file.write_text(json.dumps(settings | {"bos_token": "<s>"} | given))
+        tokenizer = read_tokenizer(folder)
+        assert tokenizer("12")["input_ids"] == before + bare + after, given
+        assert tokenizer.eos_token_id == 2
+    changed = AddedToken("2", special=False).__getstate__()
+    file.write_text(json.dumps(settings | {"added_tokens_decoder": {"600": changed}}))
+    refuses(r"changes the tokens of \S+tokenizer.json, as in", read_tokenizer, folder)
+
+
+def trained_pieces(folder, kind="bpe", **given):
+    """A tokenizer.model of SentencePiece, as of Llama-2 unless other settings are given."""
+    sentencepiece = pytest.importorskip("sentencepiece")  # of the extra dev
+    folder.mkdir()
+    (folder / "text.txt").write_text(
+        Path(argparse.__file__).read_text() + "gr\u00f6\u00dfe 1234\n" * 99
+    )
+    settings = {"byte_fallback": True, "remove_extra_whitespaces": False, "split_digits": True}
+    settings |= {"normalization_rule_name": "identity", "allow_whitespace_only_pieces": True}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "tokenizer"),
+        model_type=kind,
+        vocab_size=700,
+        minloglevel=2,
+        **settings | given,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
+
+@pytest.mark.parametrize("given", [{}, {"add_dummy_prefix": False}, {"byte_fallback": False}])
+def test_a_tokenizer_of_sentencepiece_alone_makes_its_tokens(given, tmp_path):
+    pieces = trained_pieces(tmp_path / "model", **given)
+    for settings, before in (({}, [1]), ({"add_bos_token": False}, [])):
+        write_text(tmp_path / "model" / "tokenizer_config.json", json.dumps(settings))
+        tokenizer = load_tokenizer(str(tmp_path / "model"))
+        ids = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
+        assert ids == (1, 2, 0)
+        source = Path(json.__file__).read_text() + Path(json.decoder.__file__).read_text()
+        letters = random.Random(0)
+        texts = ["".join(letters.choices(" \t\nab\u2581=-#0\u00e9", k=30)) for _ in range(300)]
+        for text in [*paragraphs(source), *texts, "    return x\n", " ", "\r\n", "\u2603 e\u0301"]:
+            assert tokenizer(text)["input_ids"] == before + pieces.encode(text), text
+    assert tokenizer.decode(pieces.encode("    x = 12")) == "    x = 12"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "reason"),
+    [
+        ("unigram", {}, "a model of another type"),
+        ("bpe", {"normalization_rule_name": "nmt_nfkc"}, "a map of characters .nmt_nfkc"),
+        ("bpe", {"remove_extra_whitespaces": True}, "a removal of spaces"),
+        ("bpe", {"user_defined_symbols": ["<x>"]}, "user-defined or unused pieces"),
+    ],
+)
+def test_other_models_of_sentencepiece_are_refused(kind, given, reason, tmp_path, monkeypatch):
+    trained_pieces(tmp_path / "model", kind, **given)
+    refuses(
+        rf"tokenizer\.model has .*{reason}.*: give the tokenizer\.json of the same model",
+        read_tokenizer,
+        tmp_path / "model",
+    )
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    refuses("needs sentencepiece: EXTRAS=sentencepiece bash", read_tokenizer, tmp_path / "model")
 
 
 def test_the_first_call_does_not_change_the_fingerprint(tmp_path):

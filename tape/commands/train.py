@@ -16,6 +16,7 @@ from tape.files import write_text
 from tape.settings.composition import NAMED, call, is_expected, refuse, settings_of
 from tape.settings.groups import CONFIG
 from tape.settings.schema import RunSettings
+from tape.validation import check_no_gguf
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ def run(cfg: DictConfig) -> str:
         from tape.imports.models import import_once
 
         import_once(Path(base))
+    if base:
+        check_no_gguf(base)
     if base and base.split("/")[0] in ("output", ".", "..", "") and not Path(base).is_dir():
         raise ValueError(f"base_model={base}: there is no such folder; give that of a model")
     from tape.training.run import run  # takes seconds: wrong settings are refused before

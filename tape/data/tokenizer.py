@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.data.corpora import Corpus
 from tape.files import new_folder, read_or_discard
-from tape.model.tokenizer import check_tokens
+from tape.model.tokenizer import read_tokenizer
 from tape.validation import check_text
 
 log = logging.getLogger(__name__)
@@ -87,21 +87,10 @@ def _train(corpus: Corpus, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or from the hub. Raises a ValueError if it cannot be found,
-    or has no end-of-text token to join documents with."""
+    """Returns `read_tokenizer`; raises a ValueError also if it has no end-of-text token to join
+    documents with."""
     check_text("tokenizer", name_or_folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
-    except Exception as error:  # damaged files raise anything
-        reason, file = " ".join(str(error).split()), Path(name_or_folder, "tokenizer.json")
-        if file.is_file():
-            reason = f"({type(error).__name__}: {reason}): create it again"
-            raise ValueError(f"{file} is damaged {reason}") from error
-        found = "(of base_model, if not set) is neither a folder with one nor on the hub"
-        raise ValueError(f"tokenizer={name_or_folder!r} {found}: {reason}") from error
-    if not tokenizer.is_fast:
-        raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")
-    check_tokens(tokenizer, name_or_folder)
+    tokenizer = read_tokenizer(name_or_folder)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer={name_or_folder!r} has no EOS token to join documents with")
     return tokenizer

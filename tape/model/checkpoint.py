@@ -18,6 +18,7 @@ from tape.model.adapters import ADAPTER, BFLOAT16, merged, weights_of_encoding
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.model.tokenizer import read_tokenizer
+from tape.validation import check_no_gguf
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
@@ -42,6 +43,7 @@ def load(
 def read_config(folder: Path, position: str | dict[str, Any] | None = None) -> TapeConfig:
     """Returns the configuration beside a model of ours or a Llama, with another encoding or other
     arguments of its encoding if they are given."""
+    check_no_gguf(folder)
     path = folder / CONFIG
     if not path.is_file():
         raise ValueError(f"{folder} has no {CONFIG}: give the folder of a trained model")
@@ -219,6 +221,7 @@ def restore(model: TapeForCausalLM | PeftModel, checkpoint: Path) -> None:
 
 def weight_files(folder: Path) -> list[Path]:
     """Returns the files of a model's weights, or the file of an adapter; refuses other folders."""
+    check_no_gguf(folder)
     for name in (WEIGHTS, ADAPTER):
         if (folder / name).is_file():
             return [folder / name]

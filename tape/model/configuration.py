@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -15,7 +16,14 @@ from transformers.activations import ACT2FN
 
 from tape import positions
 from tape.positions.schedules import OF_A_LENGTH, ORIGINAL, kind_of, rope_of
-from tape.validation import check_flag, check_integer, is_number, look_up, suggestion
+from tape.validation import (
+    check_flag,
+    check_integer,
+    check_no_gguf,
+    is_number,
+    look_up,
+    suggestion,
+)
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
@@ -170,6 +178,7 @@ class TapeConfig(LlamaConfig):
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """As in transformers; a Llama is read as RoPE's, and other families are refused."""
+        check_no_gguf(Path(pretrained_model_name_or_path, kwargs.get("gguf_file") or ""))
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not config_dict:
             raise OSError(f"{pretrained_model_name_or_path} has no config.json, or an empty one")

@@ -1,50 +1,133 @@
-"""The tokenizer beside a model."""
+"""The tokenizer beside a model: of its tokenizer.json, or of SentencePiece's tokenizer.model."""
 
+import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 from tape.files import read_object
+from tape.model.sentencepiece import from_sentencepiece
+from tape.validation import check_no_gguf
 
-PROBE = "It's 12345 of 6: don't  stop\n\n\tnow, Größe 漢字 ☃ x+=1"  # of all that tokenizers split
+FILE, SETTINGS, PIECES = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
+BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+# What tokenizers treat in their own ways: spaces before a text and a line, tabs, line ends, digits,
+# contractions, accents that are composed or not, other scripts, emoji, names of special tokens.
+PROBE = (
+    "    return x + 1\n\tif y:\r\n\n\n        don't  stop, It's 12345 of 6.50 % x+=1;\u00a0Größe",
+    " e\u0301 ﬁ 漢字かな हिन्दी العربية ☃ 👩\u200d🚀 <|x|> </s>  \t end  \n ",
+    "\t\tx",
+    "   ",
+    "a",
+)
 
 
-def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer beside a model; refuses damaged files and classes that differ."""
+def read_tokenizer(source: str | Path) -> PreTrainedTokenizerFast:
+    """Returns the tokenizer in a folder, or of a name on the hub if `source` is a string, without
+    truncation and padding.
+
+    Its tokens are those of tokenizer.json, whatever class tokenizer_config.json names: transformers
+    builds some classes anew, with other tokens. BOS and EOS are added as the two settings of
+    tokenizer_config.json say or, without them, as tokenizer.json does. If there is only a
+    tokenizer.model, its tokens are those of SentencePiece, and BOS is added by default.
+
+    Raises:
+        ValueError: if there is no tokenizer, or it makes other tokens than its file.
+    """
+    how = {"local_files_only": isinstance(source, Path), "trust_remote_code": False}
+    check_no_gguf(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        file, pieces, settings = (_file(source, name) for name in (FILE, PIECES, SETTINGS))
+        given = read_object(settings) if settings else {}
+        if file is not None:
+            tokenizer = _of_file(source, file, how)
+        elif pieces is not None:
+            tokenizer, given = _of_pieces(source, pieces, given)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(source, **how)
     except Exception as error:  # damaged files raise anything
-        for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
-            if path.is_file():
-                read_object(path)
+        if type(error) is ValueError and str(error).startswith(str(source)):
+            raise
+        reason, path = f"{type(error).__name__}: {' '.join(str(error).split())}", Path(source, FILE)
+        if path.is_file():
+            raise ValueError(f"{path} is damaged ({reason}): create it again") from error
         raise ValueError(
-            f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): add "
-            "the model's own tokenizer"
+            f"{source} is neither a folder with a tokenizer nor the name of one on the hub "
+            f"({reason}): add the model's own {FILE}"
         ) from error
-    if tokenizer.is_fast:
-        check_tokens(tokenizer, folder)
+    if not tokenizer.is_fast:
+        raise ValueError(f"{source} has no fast tokenizer: add the model's {FILE}")
+    _whole(tokenizer.backend_tokenizer)
+    _add_as_told(tokenizer, given)
     return tokenizer
 
 
-def check_tokens(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
-    """Raises a ValueError if a tokenizer makes other tokens than the tokenizer.json of its folder
-    or hub name: transformers builds some classes anew. Drops truncation and padding."""
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    if type(tokenizer) is PreTrainedTokenizerFast:  # reads the file as it is
+def _file(source: str | Path, name: str) -> Path | None:
+    how = {"local_files_only": isinstance(source, Path)}
+    found = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **how)
+    return found and Path(found)
+
+
+def _whole(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _of_file(source: str | Path, file: Path, how: dict[str, Any]) -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **how)
+    if tokenizer.eos_token is None:  # then those that its class has by default
+        known = tokenizer.get_vocab()
+        usual = AutoTokenizer.from_pretrained(source, **how).special_tokens_map
+        usual = {name: x for name, x in usual.items() if isinstance(x, str) and x in known}
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **how | usual)
+    made, backend = map(_whole, (Tokenizer.from_file(str(file)), tokenizer.backend_tokenizer))
+    names = [token.content for token in made.get_added_tokens_decoder().values()]
+    for text in (*PROBE, *(f"a{name} b {name}c" for name in names)):
+        ids = [of.encode(text, add_special_tokens=False).ids for of in (made, backend)]
+        if ids[0] != ids[1]:
+            raise ValueError(
+                f"{source}: {SETTINGS} or a file beside it changes the tokens of {file}, as in "
+                f"{text!r:.40}: remove added_tokens_decoder and fix_mistral_regex from {SETTINGS}"
+            )
+    return tokenizer
+
+
+def _of_pieces(
+    source: str | Path, pieces: Path, given: dict[str, Any]
+) -> tuple[PreTrainedTokenizerFast, dict[str, Any]]:
+    """Returns the tokenizer of a tokenizer.model with the settings beside it, and these settings
+    with their defaults."""
+    made, named = from_sentencepiece(pieces, PROBE)
+    with tempfile.TemporaryDirectory() as work:
+        made.save(str(Path(work, FILE)))
+        for name in BESIDE:
+            if (path := _file(source, name)) is not None:
+                shutil.copy(path, work)
+        named = {name: token for name, token in named.items() if given.get(name) is None}
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(work, **named)
+    tokenizer.name_or_path = str(source)
+    return tokenizer, {"add_bos_token": tokenizer.bos_token is not None} | given
+
+
+def _add_as_told(tokenizer: PreTrainedTokenizerBase, given: dict[str, Any]) -> None:
+    """Adds BOS and EOS to texts, or does not, where `given` says so: transformers follows the
+    template in tokenizer.json. Raises a ValueError for a template with other tokens."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    starts = next(n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
+    before, after = whole[:starts], whole[starts + len(bare) :]
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    found = {"add_bos_token": before == [bos], "add_eos_token": after == [eos]}
+    told = {name: given.get(name) for name in found}
+    told = {name: x for name, x in told.items() if isinstance(x, bool) and x != found[name]}
+    if not told:
         return
-    file = cached_file(folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-    if file is None:
-        return
-    made = Tokenizer.from_file(file).encode(PROBE, add_special_tokens=False).ids
-    if made != backend.encode(PROBE, add_special_tokens=False).ids:
-        raise ValueError(
-            f"{type(tokenizer).__name__}, the tokenizer_class of {folder}, makes other tokens than "
-            f"{file}; where the file is right, set tokenizer_class to PreTrainedTokenizerFast in "
-            "its tokenizer_config.json"
-        )
+    if before not in ([], [bos]) or after not in ([], [eos]):
+        raise ValueError(f"{tokenizer.name_or_path}: {told} in {SETTINGS} contradict {FILE}")
+    for name, value in (found | told).items():
+        setattr(tokenizer, name, value)
