@@ -17,6 +17,7 @@ from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard
 from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
+from tape.model.generation import end_tokens
 from tape.model.modeling import TapeForCausalLM
 from tape.provenance import TRAINED
 from tape.runs.folder import folder_for_results, read_configuration
@@ -42,13 +43,13 @@ def plan(examples: Examples, rows: list[int], max_batch_tokens: int) -> list[Bat
 def answers(
     model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
 ) -> dict[str, str]:
-    """Generates a text after each prompt, up to EOS or the budget; returns them by id. Random
+    """Generates a text after each prompt, up to an end token or the budget; returns them by id. Random
     positions are drawn for the budget's length, so no answer depends on other batches."""
-    end, prompts = tokenizer.eos_token_id, [question.prompt for question in batch.questions]
-    written = greedy(model, prompts, end, batch.new_tokens, batch.length)
+    ends, prompts = end_tokens(model, tokenizer), [question.prompt for question in batch.questions]
+    written = greedy(model, prompts, ends, batch.new_tokens, batch.length)
     texts = {}
     for question, tokens in zip(batch.questions, written, strict=True):
-        tokens = tokens[:-1] if tokens[-1] == end else tokens[: batch.new_tokens - 1]
+        tokens = tokens[:-1] if tokens[-1] == ends[0] else tokens[: batch.new_tokens - 1]
         texts[question.cell[0]] = tokenizer.decode(tokens, skip_special_tokens=True).strip()
     return texts
 

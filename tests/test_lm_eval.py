@@ -135,8 +135,9 @@ def most_likely(model, ids, count):
     return ids[-count:]
 
 
-def test_an_answer_ends_with_its_own_eos():
-    """Also where other answers of a batch go on."""
+@pytest.mark.parametrize("owner", [None, "config", "generation_config"])
+def test_an_answer_ends_with_its_own_eos(owner):
+    """Also where other answers of a batch go on, and with further end tokens of the model."""
     tokenizer = byte_tokenizer()
     model = make_model("tape", vocab_size=len(tokenizer), max_position_embeddings=64)
     prompts = [f"{n} otters at" for n in range(8)]
@@ -144,8 +145,12 @@ def test_an_answer_ends_with_its_own_eos():
     later = [id_ for each in ids for id_ in most_likely(model, each, 6)[1:]]
     common, rows = max(later, key=later.count), model.lm_head.weight.data
     rows[[eos, common]] = rows[[common, eos]]
-    whole = [most_likely(model, each, 6) for each in ids]
-    ends = [each.index(eos) if eos in each else len(each) for each in whole]
+    whole, stops = [most_likely(model, each, 6) for each in ids], {eos}
+    if owner:
+        others = [id_ for each in whole for id_ in each[2:] if id_ != eos]
+        stops.add(max(others, key=others.count))
+        getattr(model, owner).eos_token_id = sorted(stops)
+    ends = [min([each.index(id_) for id_ in stops & {*each}], default=6) for each in whole]
     assert len({*ends}) > 1
     texts = [ids[:end] for ids, end in zip(whole, ends, strict=True)]
     texts = tokenizer.batch_decode(texts, skip_special_tokens=True)

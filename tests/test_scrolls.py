@@ -239,7 +239,7 @@ def test_answers_have_neither_eos_nor_more_tokens_than_their_room(monkeypatch):
     written = [[70, 71, tokenizer.eos_token_id], [72] * room]
     monkeypatch.setattr(entry, "greedy", lambda *given, **how: written)
     asked = [Question((name,), [65], None, 1, room) for name in ("short", "long")]
-    given = answers(None, tokenizer, Batch(asked, room, 30))
+    given = answers(make_model("rope"), tokenizer, Batch(asked, room, 30))
     assert given == {"short": tokenizer.decode([70, 71]), "long": tokenizer.decode([72] * 5)}
 
 

@@ -120,13 +120,30 @@ def test_answers_are_those_of_a_loop(name, position, tmp_path):
     assert endings or name != "addition"  # or the end of an answer would not have been tested
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_answers_end_with_any_end_token_of_the_checkpoint(file, tmp_path):
+    run, questions = make_run(tmp_path, "passkey"), CASES["passkey"].questions
+    model, tokenizer = load(run)
+    (batch, *_) = questions.plan(tokenizer, batch_size=4)
+    prompts = tokenizer([question.prompt for question in batch.questions])["input_ids"]
+    whole = greedy(model, prompts, [-1], batch.new_tokens, batch.length)
+    stops = {tokenizer.eos_token_id, whole[0][2]}
+    settings = json.loads((run / file).read_text()) | {"eos_token_id": sorted(stops)}
+    (run / file).write_text(json.dumps(settings))
+    given = questions.answers(*load(run), batch)
+    for row, answer in zip(whole, given, strict=True):
+        end = next((n for n, id_ in enumerate(row) if id_ in stops), len(row))
+        text = tokenizer.decode(row[:end]) + tokenizer.eos_token * (end < len(row))
+        assert answer.shown["given"] == text
+
+
 def test_one_pass_marks_as_greedy_decoding_does(tmp_path):
     """The labels are replaced by what the model writes, for every second problem."""
     model, tokenizer = load(make_run(tmp_path, "synthetic"))
     questions = replace(CASES["synthetic"].questions, lengths=(5,), samples=8)
     (batch,) = questions.plan(tokenizer, 10**6)
     model.generation_config.repetition_penalty = 5.0  # of a base model
-    written = greedy(model, [each.prompt[:6] for each in batch.questions], -1, 6, 12)
+    written = greedy(model, [each.prompt[:6] for each in batch.questions], [-1], 6, 12)
     assert model.generation_config.repetition_penalty == 5.0
     for question, ids in [*zip(batch.questions, written, strict=True)][::2]:
         question.prompt[6:], question.answer[6:] = ids, ids

@@ -28,6 +28,7 @@ from tape.evaluation.extension import extended, extension
 from tape.evaluation.scoring import DTYPES
 from tape.files import check_folder, check_replaceable, read_object, reading, write_text
 from tape.model.checkpoint import check_length, identified, load
+from tape.model.generation import end_tokens
 from tape.runs.folder import locked
 
 # Its warnings are about settings of its own command line.
@@ -65,10 +66,15 @@ class Harness(HFLM):
             self.add_bos_token = before
 
     def _model_generate(self, *args: Any, **how: Any) -> torch.Tensor:
-        """Every row ends with its own EOS: lm-eval would go on to the last one's, and then drop the
-        EOS but not what follows it."""
+        """Every row ends with its first end token, written as EOS: lm-eval would go on to the last
+        row's, and then drop EOS but not what follows it."""
+        ends = end_tokens(self._model, self.tokenizer)
         with self._model.evaluation_length(self.max_length):
-            return super()._model_generate(*args, eos_token_id=self.eot_token_id, **how)
+            rows = super()._model_generate(*args, eos_token_id=ends, **how)
+        new = rows[:, how["context"].shape[1] :]  # a view
+        has_ended = torch.isin(new, torch.tensor(ends, device=new.device)).cumsum(-1) > 0
+        new[has_ended] = self.eot_token_id
+        return rows
 
     def tok_batch_encode(self, strings, padding_side="left", left_truncate_len=None, **how: Any):
         """Encodes prompts; `left_truncate_len` leaves room for the generated tokens."""
@@ -107,6 +113,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "tokenizer": hashlib.sha256(written.encode()).hexdigest(),
         "lm_eval": lm_eval.__version__,
     }
+    if len(ends := end_tokens(model, tokenizer)) > 1:
+        about["end_tokens"] = ends
     # Not beside the model but where only this program writes: lm-eval unpickles the answers.
     cache = Path(os.environ.get("TAPE_CACHE", "cache")) / "lm_eval"
     answers = cache / f"{folder.resolve().name}-{digest(about | {'answers': ANSWERS})}"

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from tape.model.checkpoint import check_length
+from tape.model.generation import end_tokens
 from tape.model.modeling import TapeForCausalLM
 
 
@@ -73,8 +74,8 @@ class Questions:
     ) -> list[Answer]:
         """Answers and marks a batch, by greedy decoding with a KV cache."""
         prompts = tokenizer([question.prompt for question in batch.questions])["input_ids"]
-        end = tokenizer.eos_token_id
-        written = greedy(model, prompts, end, batch.new_tokens, batch.length)
+        ends = end_tokens(model, tokenizer)
+        written = greedy(model, prompts, ends, batch.new_tokens, batch.length)
         pairs = zip(batch.questions, written, strict=True)
         return [self.mark(question, tokens, tokenizer) for question, tokens in pairs]
 
@@ -99,15 +100,19 @@ class Questions:
 
 @torch.no_grad()
 def greedy(
-    model: TapeForCausalLM, prompts: Sequence[Sequence[int]], end: int, new_tokens: int, length: int
+    model: TapeForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    ends: list[int],
+    new_tokens: int,
+    length: int,
 ) -> list[list[int]]:
-    """Returns answers of up to `new_tokens` tokens, up to and including the first `end`. Random
-    positions are drawn for `length` tokens, as in a `Batch`."""
+    """Returns answers of up to `new_tokens` tokens, up to the first of `ends`, whose place
+    `ends[0]` takes. Random positions are drawn for `length` tokens, as in a `Batch`."""
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     padded = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = padded(rows).to(model.device)
     mask = padded([torch.ones_like(row) for row in rows]).to(model.device)
-    how = {"do_sample": False, "eos_token_id": end, "pad_token_id": end, "use_cache": True}
+    how = {"do_sample": False, "eos_token_id": ends, "pad_token_id": ends[0], "use_cache": True}
     # Without the penalties and sampling settings that a base model may have.
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
@@ -115,5 +120,7 @@ def greedy(
             output = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **how)
     finally:
         model.generation_config = own
-    written = output[:, ids.shape[1] :].tolist()
-    return [row[: row.index(end) + 1] if end in row else row for row in written]
+    new = output[:, ids.shape[1] :]
+    new[torch.isin(new, torch.tensor(ends, device=new.device))] = ends[0]
+    rows = new.tolist()
+    return [row[: row.index(ends[0]) + 1] if ends[0] in row else row for row in rows]

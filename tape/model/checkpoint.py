@@ -34,9 +34,10 @@ SHA256 = 64  # digits; a revision on the hub has fewer
 def load(
     folder: Path, dtype: torch.dtype | None = None, position: str | dict[str, Any] | None = None
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """Returns `load_model`, without a base's settings for generation, and its tokenizer."""
+    """Returns `load_model` and its tokenizer. Of a base's settings for generation, only the end
+    tokens are left."""
     model = load_model(folder, dtype, position=position)
-    model.generation_config = GenerationConfig()
+    model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return model, read_tokenizer(folder)
 
 

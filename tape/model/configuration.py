@@ -82,6 +82,9 @@ class TapeConfig(LlamaConfig):
     scalable_softmax: bool | dict[str, Any] = False
     gated_attention: bool = False
     adaptation: dict[str, Any] | None = None
+    eos_token_id: int | list[int] | None = (
+        None  # a Llama's default, 2, is a token of text elsewhere
+    )
 
     def __post_init__(self, **kwargs):
         saved = self.transformers_version is not None

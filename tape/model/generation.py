@@ -4,13 +4,29 @@ from functools import wraps
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache, GenerationMixin
+from transformers import (
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.generation import GenerationMode
 from transformers.masking_utils import create_masks_for_generate
 
 from tape.model.cache import GrowingCache
 from tape.model.configuration import TapeConfig
 from tape.model.indices import keep_indices, read_mask
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns all tokens that end an answer of a model: of its tokenizer, first, its configuration
+    and its settings for generation. Chat models have several."""
+    owners = (tokenizer, model.config, model.generation_config)
+    ends: list[int] = []
+    for found in (owner.eos_token_id for owner in owners):
+        ends += found if isinstance(found, list) else [] if found is None else [found]
+    return [*dict.fromkeys(ends)]
+
 
 # Ways of generation in which a call has all tokens so far or the newest.
 ONE_BY_ONE = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
