@@ -43,8 +43,8 @@ def plan(examples: Examples, rows: list[int], max_batch_tokens: int) -> list[Bat
 def answers(
     model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
 ) -> dict[str, str]:
-    """Generates a text after each prompt, up to an end token or the budget; returns them by id. Random
-    positions are drawn for the budget's length, so no answer depends on other batches."""
+    """Generates a text after each prompt, up to an end token or the budget; returns them by id.
+    Random positions are drawn for the budget's length, so no answer depends on other batches."""
     ends, prompts = end_tokens(model, tokenizer), [question.prompt for question in batch.questions]
     written = greedy(model, prompts, ends, batch.new_tokens, batch.length)
     texts = {}

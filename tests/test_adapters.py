@@ -14,6 +14,7 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from trained import losses
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.trainer_utils import align_special_tokens
 
 from arithmetic.problems import character_tokenizer
 from tape import TapeConfig, TapeForCausalLM
@@ -331,6 +332,43 @@ def test_embeddings_that_are_the_head_stay_the_head(base, blocks, tmp_path, meth
     again = load_model(tmp_path / method)
     assert again.lm_head.weight is again.model.embed_tokens.weight
     assert loss_of(again, blocks) == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_of_its_own_stays_whatever_the_configuration_says(base, blocks, tmp_path, method):
+    """Of checkpoints of other programs that say tie_word_embeddings and have two matrices."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    saved = json.loads((folder / "config.json").read_text())
+    assert saved["tie_word_embeddings"] is False
+    (folder / "config.json").write_text(json.dumps(saved | {"tie_word_embeddings": True}))
+    expected = loss_of(adapted(base, method), blocks)
+    model = adapted(folder, method)
+    assert loss_of(model, blocks) == expected
+    model.save_pretrained(tmp_path / "saved")
+    assert model.config.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"temperature": 0.6, "top_p": 0.9, "pad_token_id": 7},
+        {"length_penalty": 2.0, "early_stopping": True, "pad_token_id": -1},
+        {"output_attentions": True, "use_cache": False, "cache_implementation": "static"},
+    ],
+)
+def test_settings_of_generation_that_contradict_each_other(base, tmp_path, given):
+    """What has no effect is removed before the first step: transformers would refuse to save it,
+    once it is aligned with the tokenizer."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 9]} | given))
+    model = adapted(folder, "ft")
+    align_special_tokens(model, AutoTokenizer.from_pretrained(base))
+    model.save_pretrained(tmp_path / "saved")
+    assert {0, 9} <= {*load_model(tmp_path / "saved").generation_config.eos_token_id}
+    wrong = {"num_return_sequences": 3}
+    (folder / "generation_config.json").write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match=r"base: .*num_return_sequences"):
+        adapted(folder, "ft")
 
 
 def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(extend, blocks):

@@ -1,11 +1,13 @@
 """transformers' `generate` for the decoder: what it does not support, masks and caches."""
 
+from collections.abc import Callable
 from functools import wraps
 
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     DynamicCache,
+    GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -16,6 +18,19 @@ from transformers.masking_utils import create_masks_for_generate
 from tape.model.cache import GrowingCache
 from tape.model.configuration import TapeConfig
 from tape.model.indices import keep_indices, read_mask
+
+# Settings without effect unless another setting asks for them.
+OF_SAMPLING = ("temperature", "top_p", "min_p", "top_h", "typical_p", "top_k")
+OF_SAMPLING += ("epsilon_cutoff", "eta_cutoff")
+OF_ANOTHER: dict[tuple[str, ...], Callable[[GenerationConfig], bool]] = {
+    OF_SAMPLING: lambda settings: settings.do_sample is True,
+    ("early_stopping", "length_penalty"): lambda settings: (settings.num_beams or 1) > 1,
+    ("cache_implementation", "cache_config"): lambda settings: settings.use_cache is not False,
+    GenerationConfig.extra_output_flags: lambda settings: settings.return_dict_in_generate is True,
+    ("pad_token_id",): lambda settings: (settings.pad_token_id or 0) >= 0,
+}
+# Ways of generation in which a call has all tokens so far or the newest.
+ONE_BY_ONE = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -28,8 +43,24 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
     return [*dict.fromkeys(ends)]
 
 
-# Ways of generation in which a call has all tokens so far or the newest.
-ONE_BY_ONE = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
+def repair_generation(settings: GenerationConfig) -> None:
+    """Removes what transformers refuses to save: settings of sampling, beams and outputs that have
+    no effect because another one does not ask for it, such as a temperature without `do_sample`.
+
+    Raises:
+        ValueError: for settings that contradict each other in another way.
+    """
+    for names, asked in OF_ANOTHER.items():
+        if asked(settings):
+            continue
+        for name in names:
+            if getattr(settings, name, None) is not None:
+                setattr(settings, name, None)
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"generation_config.json: {reason}; correct it, or remove it") from error
 
 
 class TapeGenerationMixin(GenerationMixin):

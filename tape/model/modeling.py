@@ -18,7 +18,7 @@ from tape import positions
 from tape.attention import backends
 from tape.attention.shifted_sparse import check_groups
 from tape.model.configuration import TapeConfig
-from tape.model.generation import TapeGenerationMixin
+from tape.model.generation import TapeGenerationMixin, repair_generation
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
@@ -57,6 +57,14 @@ class TapePreTrainedModel(PreTrainedModel):
         if given and not model.config.is_that_of(model.name_or_path, kwargs):
             for each in (model.config, model, model.base_model):
                 each.name_or_path = ""
+        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        two = head is not None and head.weight is not embeddings.weight
+        if two and not head.weight.is_meta:
+            model.config.tie_word_embeddings = (
+                False  # a checkpoint may say so and have two matrices
+            )
+        if model.can_generate():
+            repair_generation(model.generation_config)
         return loaded
 
     @property
