@@ -27,6 +27,7 @@ SEVERAL: dict[str, Any] = {"nargs": "+", "action": Distinct}
 
 DTYPES = names_in("tape/evaluation/scoring.py", "DTYPES")
 CONVENTIONS = names_in("tape/evaluation/windows.py", "CONVENTIONS")
+TOKEN_DTYPES = ("uint16", "uint32")  # of files of token ids
 CORPORA = ("run", "local", "text", "c4", "bigrams")  # that have a validation split
 BATCH_TOKENS = 2048  # of windows, to run at once
 LENGTHS = [1024, 2048, 4096, 8192]
@@ -42,10 +43,12 @@ def add_extension(parser: argparse.ArgumentParser) -> None:
 def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
     """Adds the options that name a text."""
     add = parser.add_argument
-    about = "a file of uint16 token ids, or the validation split of its own text (run), "
+    about = "a file of token ids, or the validation split of its own text (run), "
     add("--data", help=about + ", ".join(CORPORA[1:]), **how)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
     add("--whole", action="store_true", help="all of --files, not only the validation split")
+    about = "of a file of token ids (default: as recorded beside it, or uint16)"
+    add("--token_dtype", choices=TOKEN_DTYPES, help=about)
 
 
 def perplexity(given: list[str]) -> argparse.Namespace:

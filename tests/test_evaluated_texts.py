@@ -61,12 +61,39 @@ def test_bad_texts_are_refused(tmp_path):
 
     refused("141 bytes: it must hold token ids as uint16", b"\0" * 141)
     refused("bad.bin has 0 bytes", b"")
-    refused("token 69 is 61, beyond the model's vocabulary of 61", b"\0" * 138 + b"\x3d\0")
+    beyond = b"\1\0" * 35 + b"\x3c\0" * 34 + b"\x3d\0"
+    refused("token 69 is 61, beyond the model's vocabulary of 61", beyond)
     refused("--files goes with --data text", b"\0" * 140, "x")
     refused("holds text, not token ids: give --data text --files", b"{}", name="own.jsonl")
     name_refused("neither a file nor a corpus; did you mean 'local'", "locl")
     name_refused("--data text needs --files", "text")
     name_refused("--data c4 takes one folder of shards, not 2 --files", "c4", "a", "b")
+
+
+@pytest.mark.parametrize("largest", [61, 49152, 128256])
+def test_the_dtype_of_token_ids(largest, tmp_path):
+    """It is given, recorded beside a file of the cache, or uint16 unless the file seems wider."""
+    ids = np.random.default_rng(0).integers(0, largest, 300)
+    dtypes = ["uint32", "uint16"][: 1 + (largest < 2**16)]
+
+    def opened(file, dtype=None):
+        return open_text(str(file), None, tmp_path, tmp_path, token_dtype=dtype).tokens.tolist()
+
+    for dtype in dtypes:
+        (folder := tmp_path / dtype).mkdir()
+        ids.astype(dtype).tofile(file := folder / "tokens.bin")
+        assert opened(file, dtype) == ids.tolist()
+        if dtype == "uint16":
+            assert opened(file) == ids.tolist()
+        else:
+            refuses(r"seems to hold uint32 .*; give --token_dtype uint32, or uint16", opened, file)
+        (folder / "facts.json").write_text(json.dumps({"dtype": dtype}))
+        assert opened(file) == ids.tolist()
+        other = {"uint16": "uint32", "uint32": "uint16"}[dtype]
+        refuses(f"facts.json says {dtype}; leave it out", opened, file, other)
+    np.save(tmp_path / "ids.npy", ids.astype("uint16"))
+    refuses(r"is a NumPy file, .*numpy.load.'ids.npy'", opened, tmp_path / "ids.npy")
+    refuses("goes with a file of token ids, not with --data local", opened, "local", "uint16")
 
 
 def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp_path):

@@ -57,7 +57,8 @@ def windows(
     """Returns the name of the text, and `--windows` of `length` tokens, spread evenly over it,
     (W, T)."""
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    text = open_text(arguments.data, arguments.files, folder, cache, whole=arguments.whole)
+    given = (arguments.data, arguments.files, folder, cache, None)
+    text = open_text(*given, arguments.whole, arguments.token_dtype)
     text.check(decoder.config.vocab_size)
     tokens = text.tokens
     if len(tokens) < length:

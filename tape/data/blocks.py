@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 DOCUMENTS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 2**23
 TOKENS_AT_ONCE = 2**24
+FACTS = "facts.json"  # beside the tokens: their dtype and number
 MAX_UNKNOWN = 0.1  # share of the tokens of a text
 Item = TypeVar("Item")
 
@@ -65,7 +66,7 @@ def tokenize_corpus(
 
 
 def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStream:
-    facts = json.loads((folder / "facts.json").read_text())
+    facts = json.loads((folder / FACTS).read_text())
     documents, size, count = (int(facts[name]) for name in ("documents", "bytes", "tokens"))
     path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
     if facts["dtype"] != dtype.name or path.stat().st_size != count * dtype.itemsize:
@@ -93,7 +94,7 @@ def _write_stream(
     if not documents:
         raise corpus.no_documents(split)
     facts = {"dtype": dtype.name, "documents": documents, "bytes": size, "tokens": count}
-    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / FACTS).write_text(json.dumps(facts))
     log.info("%s: %s tokens", title, f"{count:,}")
 
 

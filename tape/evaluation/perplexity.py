@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> str:
     check_length(model, arguments.lengths[-1], f"--lengths {arguments.lengths[-1]}")
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
     given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
-    text = open_text(*given, whole=arguments.whole)
+    text = open_text(*given, arguments.whole, arguments.token_dtype)
     text.check(model.config.vocab_size)
     batches = plan(text, convention, strides, arguments.batch_tokens)
     header = {

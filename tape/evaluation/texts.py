@@ -8,14 +8,16 @@ import numpy as np
 
 import tape.data
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
-from tape.data.blocks import token_fingerprint
+from tape.data.blocks import FACTS, token_fingerprint
 from tape.data.corpora import TextCorpus, WholeText
 from tape.files import read_object, reading
-from tape.parsers import CORPORA
+from tape.parsers import CORPORA, TOKEN_DTYPES
 from tape.provenance import TRAINED
 from tape.validation import suggestion
 
-CHUNK_TOKENS = 2**24  # tokens to hash at a time
+CHUNK_TOKENS = 2**24  # tokens to read at a time
+TINY, LEAST = 8, 16  # the higher half of a uint32 id is less; pairs of numbers that tell it
+ARRAY = b"\x93NUMPY"
 # Of files that hold text: read as token ids, they would seem to be some.
 OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst"}
 
@@ -52,17 +54,21 @@ def open_text(
     cache_dir: Path,
     most: int | None = None,
     whole: bool = False,
+    token_dtype: str | None = None,
 ) -> Text:
     """Opens a file of tokens, or the validation split of a corpus; raises a ValueError or an
     OSError if there is none, or it is no longer that of the run.
 
     Args:
-        data: path of a file of uint16 as LongLoRA publishes them, or the name of a corpus.
+        data: path of a file of token ids as LongLoRA publishes them, or the name of a corpus.
         files: files of that corpus.
         model: folder whose tokenizer encodes the corpus.
         most: number of tokens to take, from the beginning; None: all.
         whole: all documents of the files of "text", not only its validation split.
+        token_dtype: of a file of token ids; None: as recorded beside it, or uint16.
     """
+    if token_dtype is not None and data in CORPORA:
+        raise ValueError(f"--token_dtype goes with a file of token ids, not with --data {data}")
     if files is not None and data not in ("text", "c4"):
         raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
     if whole and data != "text":
@@ -76,21 +82,48 @@ def open_text(
         path = Path(tokens.filename)
         name = corpus.name if whole else f"{corpus.name} (validation)"
     else:
-        check_ids(path := Path(data))
-        name, tokens = path.name, np.memmap(path, "<u2", "r")
+        check_file(path := Path(data))
+        name, tokens = path.name, token_ids(path, token_dtype)
     return Text(name, path, tokens[:most])
 
 
-def check_ids(path: Path) -> None:
-    """Raises a ValueError for a file that does not hold token ids as uint16."""
+def check_file(path: Path) -> None:
+    """Raises a ValueError for a file that holds something else than token ids."""
     if not path.is_file():
         hint = suggestion(str(path), CORPORA)
         raise ValueError(f"--data {path} is neither a file nor a corpus{hint}")
     if path.suffix in OF_TEXT:
         what = f"--data {path} holds text, not token ids"
         raise ValueError(f"{what}: give --data text --files {path}")
-    if (size := path.stat().st_size) % 2 or not size:
-        raise ValueError(f"{path} has {size:,} bytes: it must hold token ids as uint16")
+    with path.open("rb") as file:
+        if file.read(len(ARRAY)) == ARRAY:
+            what = f"--data {path} is a NumPy file, which has a header"
+            raise ValueError(f"{what}: write its ids by numpy.load({path.name!r}).tofile(FILE)")
+
+
+def token_ids(path: Path, dtype: str | None) -> np.ndarray:
+    """Maps a file of token ids into memory (N,). Beside a file of the cache (`tape.data.blocks`),
+    its dtype is recorded. Raises a ValueError for another size, and for a file that is read as
+    uint16 because nothing says otherwise, and seems to be wider: every second number is tiny."""
+    facts = path.with_name(FACTS)
+    recorded = read_object(facts).get("dtype") if facts.is_file() else None
+    if recorded not in (None, *TOKEN_DTYPES):
+        raise ValueError(f"{facts}: dtype {recorded!r} must be one of {', '.join(TOKEN_DTYPES)}")
+    if dtype and recorded and dtype != recorded:
+        raise ValueError(f"--token_dtype {dtype}, but {facts} says {recorded}; leave it out")
+    name = dtype or recorded or "uint16"
+    width = np.dtype(name).itemsize
+    if (size := path.stat().st_size) % width or not size:
+        raise ValueError(f"{path} has {size:,} bytes: it must hold token ids as {name}")
+    tokens = np.memmap(path, np.dtype(name).newbyteorder("<"), "r")
+    if not (dtype or recorded) and len(tokens) >= 2 * LEAST and len(tokens) % 2 == 0:
+        low, high = tokens[: 2 * CHUNK_TOKENS].reshape(-1, 2).T
+        if high.max() < TINY <= low.max():
+            raise ValueError(
+                f"{path} seems to hold uint32 and not uint16: every second number is below {TINY}; "
+                "give --token_dtype uint32, or uint16 if it is"
+            )
+    return tokens
 
 
 def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
