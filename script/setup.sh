@@ -30,6 +30,14 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
     exit 1
 fi
 
+# pip only warns of an unknown extra.
+"$python" -c 'import sys, tomllib
+known = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+for name in filter(None, sys.argv[1].split(",")):
+    if name not in known:
+        sys.exit(f"error: EXTRAS={name} is not an extra; known: {chr(44).join(sorted(known))}")
+' "${EXTRAS:-}"
+
 stamp=$environment/.tape-installed # a hash, and the extras
 known='' installed=''
 if [[ -f $stamp ]]; then

@@ -66,6 +66,7 @@ def check_against_loops(model, loops, tolerance):
     torch.nn.functional.cross_entropy(output.logits[0, :-1], tokens[0, 1:]).backward()
     torch.testing.assert_close(output.logits[0], logits.to(output.logits), **tolerance)
     for name, parameter in model.named_parameters():
+        assert gradients[name] is not None, f"the definition (references.py) does not use {name}"
         expected = gradients[name].to(parameter.dtype)
         assert parameter.grad is not None, f"{name} has no gradient"
         if not name.endswith("hidden.bias"):  # FIRE's: a constant while the same units are active

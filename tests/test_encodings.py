@@ -15,8 +15,10 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.positions import ENCODINGS
-from tape.positions.bias import alibi_exponents, t5_bucket
+from tape.positions.base import LayerPosition, PositionEncoding
+from tape.positions.bias import LearnedBias, alibi_exponents, t5_bucket
 from tape.positions.rotary import RoPE
+from tape.positions.scores import DENSE_BACKENDS
 
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0}
@@ -261,6 +263,48 @@ class Careless(RoPE):
 
     def reset_parameters(self):
         nn.init.ones_(self.gain)
+
+
+class SlopesLayer(LayerPosition):
+    """A constant of each layer, and a buffer that is none unless `keeps` says so."""
+
+    def __init__(self, keeps):
+        super().__init__()
+        self.register_constant("slopes", torch.full((4, 1, 1), 1 / 3, device="cpu"))
+        if keeps == "inside":
+            self.inner = torch.nn.Module()
+            self.inner.scale = torch.ones(2)
+
+    def bias(self, q_BHTD, k_BKSD, extras, tokens):
+        return OfLayer(self, tokens.positions)
+
+
+class OfLayer(LearnedBias):
+    def dense(self, dtype):
+        distances = self.positions.distances()[:, None]
+        return (-self.layer.slopes * distances).to(dtype)
+
+
+class Slopes(PositionEncoding):
+    backends = DENSE_BACKENDS
+    keeps: str = "nothing"
+
+    def layer(self, layer_idx):
+        return SlopesLayer(self.keeps)
+
+
+def test_layers_have_constants(monkeypatch, tmp_path):
+    """They are not saved, and the model that is loaded has them, unrounded."""
+    monkeypatch.setitem(ENCODINGS, "alibi", Slopes)
+    refuses("alibi: scale is neither saved", make_model, {"name": "alibi", "keeps": "inside"})
+    model, tokens = make_model("alibi"), random_tokens(1, 9)
+    assert not torch.equal(model(tokens).logits, make_model("nope")(tokens).logits)
+    model.save_pretrained(tmp_path)
+    assert not [name for name in model.state_dict() if "slopes" in name]
+    again = TapeForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(tokens).logits, model(tokens).logits)
+    for layer in again.bfloat16().model.layers:
+        assert torch.equal(layer.context.slopes, torch.full((4, 1, 1), 1 / 3))
 
 
 def test_tensors_that_a_loaded_model_would_lack_are_refused(monkeypatch, tmp_path):

@@ -70,4 +70,4 @@ def main(arguments: argparse.Namespace) -> None:
     create(name := arguments.name)
     print(f"tape/positions/{name}.py: its formula\nconfig/position/{name}.yaml: its arguments")
     print(f"{REGISTRY}: its name, registered\n{LOOPS}: its definition, to be written as a loop")
-    print(f"test it: python -m pytest tests/test_contract.py -k {name}")
+    print(f"test it: bash script/test.sh tests/test_contract.py -k {name}")

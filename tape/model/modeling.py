@@ -22,7 +22,7 @@ from tape.model.generation import TapeGenerationMixin, repair_generation
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
-from tape.positions.base import PositionEncoding, PositionModule
+from tape.positions.base import PositionModule
 
 
 class TapePreTrainedModel(PreTrainedModel):
@@ -98,7 +98,6 @@ class TapePreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PositionModule):
             module.reset_parameters()
-        if isinstance(module, PositionEncoding):
             module.reset_constants()
 
     def evaluation_length(self, length: int) -> AbstractContextManager[None]:
@@ -133,7 +132,8 @@ class TapeModel(TapePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = positions.build(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, n, self.position.layer(n)) for n in range(config.num_hidden_layers)
+            DecoderLayer(config, n, positions.build_layer(self.position, n))
+            for n in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         # The layer of a cache that keeps token indices, after those of all recurrences.

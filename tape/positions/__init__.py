@@ -5,14 +5,14 @@ config/position/; `tape new-encoding` makes them.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PretrainedConfig
 
 from tape.positions import sampling
 from tape.positions.abacus import Abacus, Coupling
 from tape.positions.absolute import Learned, NoPE, SinCos
-from tape.positions.base import PositionEncoding
+from tape.positions.base import LayerPosition, PositionEncoding, PositionModule
 from tape.positions.bias import BAM, FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.carope import CARoPE
 from tape.positions.cope import CoPE
@@ -37,6 +37,8 @@ from tape.positions.tape import Tape, TapeYaRN
 from tape.positions.wall import Wall
 from tape.positions.xpos import XPos
 from tape.validation import check_arguments, look_up
+
+Module = TypeVar("Module", bound=PositionModule)
 
 ENCODINGS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
@@ -131,14 +133,22 @@ def canonical(position: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def build(config: PretrainedConfig) -> PositionEncoding:
-    """Builds the encoding of a completed configuration. Raises a ValueError if it has tensors that
-    a model would lack after it is loaded."""
+    """Builds the encoding of a completed configuration."""
     arguments = dict(config.position)
-    name = arguments.pop("name")
-    encoding = ENCODINGS[name](config, **arguments)
-    if lost := encoding.unregistered():
+    return complete(ENCODINGS[arguments.pop("name")](config, **arguments), config)
+
+
+def build_layer(encoding: PositionEncoding, layer_idx: int) -> LayerPosition:
+    """Builds the part of an encoding that belongs to a decoder layer."""
+    return complete(encoding.layer(layer_idx), encoding.config)
+
+
+def complete(module: Module, config: PretrainedConfig) -> Module:
+    """Returns a module of an encoding. Raises a ValueError if it has tensors that a model would
+    lack after it is loaded."""
+    if lost := module.unregistered():
         raise ValueError(
-            f"position {name}: {lost[0]} is neither saved nor a constant, so a loaded model would "
-            f"lack it; give it to register_constant"
+            f"position {config.position['name']}: {lost[0]} is neither saved nor a constant, so a "
+            f"loaded model would lack it; give it to register_constant"
         )
-    return encoding
+    return module

@@ -71,8 +71,40 @@ class PositionModule(nn.Module):
 
     decays: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self):
+        super().__init__()
+        self._constants: dict[str, Tensor] = {}
+
     def reset_parameters(self) -> None:
         pass
+
+    def register_constant(self, name: str, value_on_cpu: Tensor) -> None:
+        """Registers a non-persistent buffer that follows the device but keeps its dtype. Its value
+        must be made with device="cpu": a model that is loaded is built on the meta device."""
+        if value_on_cpu.device.type != "cpu" or value_on_cpu.element_size() == 2:
+            raise ValueError(f"{name}: make this constant with device='cpu', and in float32")
+        self._constants[name] = value_on_cpu
+        self.register_buffer(name, value_on_cpu.clone(), persistent=False)
+
+    def unregistered(self) -> list[str]:
+        """Returns names of tensors, also of submodules, that are neither saved nor constants."""
+        names = set()
+        for module in self.modules():
+            kept = {name for name, x in vars(module).items() if isinstance(x, Tensor)}
+            kept |= module._non_persistent_buffers_set - getattr(module, "_constants", {}).keys()
+            names |= kept
+        return sorted(names)
+
+    def reset_constants(self) -> None:
+        """Gives constants their values, which a model that is loaded has not."""
+        for name, value in self._constants.items():
+            setattr(self, name, value.to(getattr(self, name).device, copy=True))
+
+    def _apply(self, fn, recurse: bool = True):
+        # `.to(bfloat16)` would round frequencies and slopes irreversibly.
+        super()._apply(fn, recurse)
+        self.reset_constants()
+        return self
 
 
 class Tokens(NamedTuple):
@@ -185,7 +217,6 @@ class PositionEncoding(PositionModule):
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__()
         self.config = config
-        self._constants: dict[str, Tensor] = {}
         for name, value in arguments.items():
             setattr(self, name, value)
         self.sampler = sampling.build(sampling.configure(config, self.sampler))
@@ -257,30 +288,6 @@ class PositionEncoding(PositionModule):
         if config.head_dim % 2:
             config.rope_parameters = None  # unused here, and transformers would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
-
-    def register_constant(self, name: str, value_on_cpu: Tensor) -> None:
-        """Registers a non-persistent buffer that follows the device but keeps its dtype. Its value
-        must be made with device="cpu": a model that is loaded is built on the meta device."""
-        if value_on_cpu.device.type != "cpu" or value_on_cpu.element_size() == 2:
-            raise ValueError(f"{name}: make this constant with device='cpu', and in float32")
-        self._constants[name] = value_on_cpu
-        self.register_buffer(name, value_on_cpu.clone(), persistent=False)
-
-    def unregistered(self) -> list[str]:
-        """Returns names of tensors that are neither saved nor constants."""
-        kept = self._non_persistent_buffers_set - self._constants.keys()
-        return sorted(kept | {name for name, x in vars(self).items() if isinstance(x, Tensor)})
-
-    def reset_constants(self) -> None:
-        """Gives constants their values, which a model that is loaded has not."""
-        for name, value in self._constants.items():
-            setattr(self, name, value.to(getattr(self, name).device, copy=True))
-
-    def _apply(self, fn, recurse: bool = True):
-        # `.to(bfloat16)` would round frequencies and slopes irreversibly.
-        super()._apply(fn, recurse)
-        self.reset_constants()
-        return self
 
     def forward(
         self, x_BTC: Tensor, positions: Positions
