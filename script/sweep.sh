@@ -9,7 +9,8 @@
 #   NAME         of the sweep. Runs are in output/${NAME}_${TYPE}_${SEED}, their logs
 #                ${NAME}_${TYPE}_${SEED}.log next to the table in output/compare_${NAME}
 #   EVALUATION   further arguments of the evaluation
-#   SLICE        seconds until all runs save and the exit status is 75
+#   SLICE        seconds until all runs save and the exit status is 75: for machines that end a command
+#                after a while without a warning
 #
 # Finished runs are not repeated (docs/commands.md). On SIGTERM or SIGHUP all runs save and the exit
 # status is 75: rerunning the command resumes the work.
@@ -20,6 +21,7 @@ source script/environment.sh
 text() { # as a value in Hydra's grammar
     [[ $1 =~ ^[0-9]+$ ]] && echo "$1" || printf "'%s'" "${1//\'/\\\'}"
 }
+[[ -z ${SLICE:-} ]] || check_integer SLICE 1
 exec "$python" sweep.py "sweep=$1" ${TYPES:+"vary.position=$(text "$TYPES")"} \
     ${SEEDS:+"seeds=$(text "$SEEDS")"} ${JOBS:+"jobs=$(text "$JOBS")"} ${NAME:+"name=$(text "$NAME")"} \
     ${EVALUATION:+"evaluation=$(text "$EVALUATION")"} ${SLICE:+"seconds=$(text "$SLICE")"} "${@:2}"

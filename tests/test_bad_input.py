@@ -246,6 +246,7 @@ VARIABLES = [
     # Of sweep.py, whose refusals are in test_scripts.
     pytest.param("compare.sh", "JOBS", ["a[$(touch harm)]"], marks=pytest.mark.slow),
     ("gpu/all.sh", "SLICE", ["soon"]),
+    ("suite.sh", "SLICE", ["9m", "0"]),
 ]
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from itertools import product
 
 import pytest
@@ -156,6 +157,11 @@ def test_extras_are_installed_when_asked_for_and_kept(project):
     assert [installed(""), installed("")] == [["."], []]
     assert [installed("flash,eval"), installed("eval")] == [[".[eval,flash]"], []]
     assert [installed("dev"), installed("")] == [[".[dev,eval,flash]"], []]
+    refused = start(project, "setup.sh", EXTRAS="eval,test")
+    said, _ = refused.communicate()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = ",".join(sorted(extras["optional-dependencies"]))
+    assert said == f"error: EXTRAS=test is not an extra; known: {known}\n" and refused.returncode
 
 
 def commands(*words):
@@ -176,6 +182,18 @@ def test_what_varies_may_differ_between_the_rows_of_the_comparison():
     assert "--across" not in commands(*words)[-1]
     more = ["vary.trainer.max_steps=[3,10]", "vary.model=[small]"]
     assert commands(*words, *more)[-1][-3:] == ["--across", "trainer.max_steps", "model.*"]
+
+
+def test_only_predictions_about_what_varies_are_tested():
+    words = [
+        "sweep=suite",
+        "vary.data=[copy]",
+        "seeds=[0]",
+        "vary.position=[rope,tape_subset,randpe]",
+    ]
+    assert given(commands(*words)[-1], "contrasts") == ["copy:tape sampler=subset:randpe"]
+    words[-1:] = ["vary.position=[rope]", "contrasts='copy:fox:rope'"]
+    assert given(commands(*words)[-1], "contrasts") == ["copy:fox:rope"]
 
 
 def test_values_and_seeds_are_combined():
@@ -221,7 +239,10 @@ sweep=passkey vary.position=[] | vary, seeds: name one value or more of each
 sweep=passkey vary.seed=[1,2] | seed= is set by the sweep; give name=
 sweep=passkey seeds=[0,x] | seeds='x' must be an integer in 0\.\.
 sweep=passkey jobs=0 | jobs=0 must be an integer >= 1
-sweep=passkey seconds=10m | seconds='10m' must be a number >= 0, or null
+sweep=passkey seconds=10m | seconds='10m' must be a number > 0, or null
+sweep=passkey seconds=0 | seconds=0 must be a number > 0, or null
+sweep=passkey submitit.timeout_min=9 | submitit\.\* are parameters of jobs: give cluster=slurm
+sweep=passkey cluster=slrum | unknown cluster 'slrum'; did you mean 'slurm'
 sweep=passkey evaluation=['out=x.csv'] | out=x\.csv is set by the sweep
 sweep=passkey baseline=foo | unknown baseline 'foo'
 sweep=passkey baseline=rope vary.trainer.max_steps=[5,6] | baseline=rope: several rows have it

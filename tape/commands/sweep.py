@@ -18,9 +18,15 @@ def sweep(settings: list[str]) -> None:
     if OmegaConf.is_missing(cfg, "name"):
         raise ValueError(f"sweep=null: choose one of {', '.join(sorted(options('sweep')))}")
     values = OmegaConf.to_container(cfg, resolve=True)
+    if values["cluster"] is not None:
+        from tape.sweep import cluster  # of an extra
+
+        cluster.check(values)
+    elif any(word.startswith("submitit.") for word in sys.argv):
+        raise ValueError("submitit.* are parameters of jobs: give cluster=slurm, or omit them")
     runs = sweep_of(values, settings)
     if not cfg.dry_run:
-        sys.exit(perform(values, runs))
+        sys.exit((cluster.submit if values["cluster"] else perform)(values, runs))
     commands = [*(command for run in runs for command in run.commands), comparison(values, runs)]
     print("\n".join(f"tape {shlex.join(command)}" for command in commands if command))
 

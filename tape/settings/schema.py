@@ -57,6 +57,7 @@ COMMANDS = Kind(
     lambda x: isinstance(x, Mapping) and all(isinstance(y, Mapping | None) for y in x.values()),
 )
 NOT_NEGATIVE = number(">= 0", lambda x: x >= 0)
+POSITIVE = number("> 0", lambda x: x > 0)
 BELOW_ONE = number("in [0, 1)", lambda x: 0 <= x < 1)
 # Intervals of logging, evaluation and saving: steps, or fractions of trainer.max_steps.
 INTERVAL = Kind(

@@ -91,8 +91,8 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     """Returns the runs of a composed configuration, which is completed, with further settings for
     all of them. Raises a ValueError for settings that are out of bounds, or that a run refuses."""
     schema.check("name", cfg["name"], schema.FOLDER)
-    schema.check("jobs", cfg["jobs"], schema.integer(1))
-    schema.check("seconds", cfg["seconds"], schema.optional(schema.NOT_NEGATIVE))
+    schema.check("jobs", cfg["jobs"], schema.optional(schema.integer(1)))
+    schema.check("seconds", cfg["seconds"], schema.optional(schema.POSITIVE))
     varied = ((axis, values) for axis, values in nodes(cfg["vary"]) if not isinstance(values, dict))
     axes = cfg["vary"] = {axis: [*dict.fromkeys(words(values))] for axis, values in varied}
     seeds = [*dict.fromkeys(words(cfg["seeds"]))]
@@ -220,6 +220,20 @@ def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | Non
     return Run(row or folder.name, folder, log, tuple(commands), values, is_base=row is None)
 
 
+def contrasts_of(cfg: Sweep) -> list[str]:
+    """Returns the predictions that the table of synthetic tasks tests: those that are given, or the
+    usual ones whose task and encodings vary. `tape sampler=subset` is the label of tape_subset."""
+    if cfg.get("contrasts") is not None:
+        return shlex.split(cfg["contrasts"])
+    tasks, varied = (cfg["vary"].get(axis, ()) for axis in ("data", "position"))
+    usual = ((text, text.split(":")) for text in shlex.split(cfg.get("usual_contrasts") or ""))
+    return [
+        text
+        for text, (task, *labels) in usual
+        if task in tasks and all(re.sub(r" \w+=", "_", label) in varied for label in labels)
+    ]
+
+
 def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> list[str]:
     """Returns the command that compares runs, if there is one. A baseline that is a row of the
     sweep stands for the first of its runs that did not fail, if any. Runs that failed are named in
@@ -236,6 +250,8 @@ def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> l
     varied = [axis for axis in cfg["vary"] if not OF_ROWS.fullmatch(axis)]
     if command == "compare" and varied:
         flags += ["--across", *(f"{axis}.*" if options(axis) else axis for axis in varied)]
+    if command == "suite" and (contrasts := contrasts_of(cfg)):
+        flags += ["--contrasts", *contrasts]
     rows = dict.fromkeys(run.row for run in runs)
     told = [run for run in runs if run not in failed]
     folders = (str(run.folder) for row in rows for run in told if run.row == row)

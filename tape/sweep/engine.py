@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
@@ -28,9 +28,10 @@ from tape.sweep.compose import Run, Sweep, comparison
 LIBRARIES = ("torch", "transformers.models.llama.modeling_llama", "accelerate", "peft")
 LIBRARIES += ("hydra.main", "matplotlib.figure", "scipy.stats")
 WORKER = (sys.executable, "-m", "tape.sweep.worker", "tape.commands", *LIBRARIES)
+JOBS = 2  # at a time, if a sweep does not say
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 STOPPED = os.EX_TEMPFAIL  # 75: stopped, and the same command continues
-FORWARDED = {  # signal -> that for the runs
+FORWARDED = {  # signal of the user or the cluster -> that for the runs
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGHUP: signal.SIGTERM,
     signal.SIGINT: signal.SIGINT,
@@ -54,31 +55,39 @@ def perform(cfg: Sweep, runs: Sequence[Run]) -> int:
 class Engine:
     """One performance of a sweep."""
 
-    def __init__(self, cfg: Sweep, runs: Sequence[Run]):
-        self.cfg, self.runs = cfg, runs
+    def __init__(self, cfg: Sweep, runs: Sequence[Run], forwarded: Mapping[int, int] = FORWARDED):
+        self.cfg, self.runs, self.forwarded = cfg, runs, forwarded
         self.left = [run for run in runs if not run.finished()]
         self.failed: list[Run] = []
-        self.stopped: int | None = None  # the signal for the runs
+        self.received: int | None = None  # the signal that stopped the sweep
+        self.stopped: int | None = None  # that for the runs
         self.workers: list[Popen] = []
         self.idle: list[tuple[StreamReader, StreamWriter]] = []  # connections to workers
         self.groups: set[int] = set()  # of the commands that run
         self.begun, self.done = time.monotonic(), 0
-        self.free = asyncio.Semaphore(cfg["jobs"])
-        threads = max(1, cores() // cfg["jobs"])
+        jobs = cfg["jobs"] or JOBS
+        self.free = asyncio.Semaphore(jobs)
+        threads = max(1, cores() // jobs)
         # As in script/environment.sh.
         self.environment = {"OMP_NUM_THREADS": str(threads), **MEMORY, **os.environ}
 
-    async def perform(self) -> int:
-        """Returns the exit status."""
+    async def perform(self, train: bool = True) -> int:
+        """Returns the exit status.
+
+        Args:
+            train: whether runs that have not finished are performed; else they count as failed.
+        """
         loop = asyncio.get_running_loop()
-        for number, forwarded in FORWARDED.items():
+        for number in self.forwarded:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
-                loop.add_signal_handler(number, self.stop, forwarded)
+                loop.add_signal_handler(number, self.stop, number)
         if self.cfg["seconds"]:
             loop.call_later(self.cfg["seconds"], self.stop, signal.SIGTERM)
         for run in self.runs:
             if run not in self.left:
                 print(f"{run.folder}: finished", flush=True)
+        if not train:
+            self.failed = [*self.left]
         for is_base in (True, False):
             if not self.failed:  # nothing starts from a base model that failed
                 wave = (self.learn(run) for run in self.left if run.is_base == is_base)
@@ -102,11 +111,11 @@ class Engine:
         return status or min(1, left)
 
     def stop(self, number: int) -> None:
-        """Sends a signal to all runs, which save and end, and begins no others."""
+        """Forwards a signal to all runs, which save and end, and begins no others."""
         if not self.stopped:
-            self.stopped = number
+            self.received, self.stopped = number, self.forwarded[number]
             for group in self.groups:
-                send(group, number)
+                send(group, self.stopped)
 
     async def learn(self, run: Run) -> None:
         """Trains and evaluates a run when its turn comes, and says how it ended."""
@@ -137,8 +146,7 @@ class Engine:
         request = run.request()
         for command in run.commands:
             if self.stopped or await self.execute(command, run.log):
-                lines = run.log.read_text(errors="replace").split("\n")
-                return next(filter(str.strip, reversed(lines)), "it printed nothing")
+                return last_line(run.log)
         write_text(run.receipt, run.record(request))
         return None
 
@@ -167,6 +175,11 @@ class Engine:
         with theirs:
             self.workers.append(Popen(WORKER, stdin=theirs, env=self.environment, process_group=0))
         return await asyncio.open_connection(sock=ours)
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next(filter(str.strip, reversed(lines)), "it printed nothing")
 
 
 async def answer(reader: StreamReader) -> int:

@@ -19,6 +19,7 @@ def serve() -> None:
     # A cluster signals all processes. Commands that save need their worker until they end.
     signals = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
     usual = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a job's time is up: tape.sweep.cluster answers
     module, *libraries = sys.argv[1:]
     for library in libraries:
         import_module(library)
