@@ -168,6 +168,21 @@ def test_a_cache_that_drops_tokens_is_refused():
         refuses("a cache with sliding layers", model, tokens, past_key_values=cache)
 
 
+@torch.no_grad()
+def test_tuples_of_keys_and_values_are_refused_with_a_remedy():
+    model, tokens = make_model("tape"), random_tokens(1, 9)
+    kept = model(tokens[:, :6], past_key_values=DynamicCache(config=model.config)).past_key_values
+    pairs = tuple((layer.keys, layer.values) for layer in kept.layers)
+    message = (
+        r"past_key_values=tuple: must be a cache .* DynamicCache\(pairs, config=model.config\)"
+    )
+    refuses(message, model, tokens[:, 6:], past_key_values=pairs)
+    refuses(message, model.generate, tokens, past_key_values=pairs, max_new_tokens=2)
+    cache = DynamicCache(pairs, config=model.config)
+    found = model(tokens[:, 6:], past_key_values=cache).logits
+    torch.testing.assert_close(found, model(tokens).logits[:, 6:])
+
+
 def test_cached_keys_that_may_not_have_arrived_are_not_read():
     model, tokens = make_model("fox"), random_tokens(1, 9)
     cache = model(tokens[:, :5], past_key_values=DynamicCache()).past_key_values

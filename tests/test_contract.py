@@ -25,6 +25,7 @@ from conftest import (
 )
 from every_encoding import COUNTED, GROUPED, POSITIONS, all_positions, in_modes, represented
 from transformers import AutoModelForCausalLM
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tape import TapeForCausalLM
 from tape.attention.backends import KERNELS
@@ -246,6 +247,20 @@ def test_saved_and_reloaded(position, tmp_path):
     for name in ("position", *all_options(position)):
         assert getattr(reloaded.config, name) == getattr(model.config, name)
     assert torch.equal(reloaded(tokens).logits, model(tokens).logits)
+
+
+@all_positions
+def test_quantizing_a_base_leaves_the_maps_that_it_lacks(position):
+    """bitsandbytes, as transformers calls it, replaces linear maps of exactly this type."""
+
+    def replaced(model):
+        modules = model.named_modules()
+        named = [name for name, module in modules if type(module) is torch.nn.Linear]
+        return [name for name in named if should_convert_module(name, ["lm_head"])]
+
+    changes = all_options(position)
+    base = make_model("nope", num_hidden_layers=changes["num_hidden_layers"])
+    assert replaced(make_model(position, **changes)) == replaced(base)
 
 
 class IntegerLinear(torch.nn.Module):

@@ -14,6 +14,16 @@ from transformers.cache_utils import DynamicLayer
 from tape.attention.payload import Values
 
 
+def check_kind(cache: Cache | None) -> None:
+    """Raises a ValueError for anything but a cache of transformers, such as a tuple of tensors."""
+    if not isinstance(cache, Cache | None):
+        raise ValueError(
+            f"past_key_values={type(cache).__name__}: must be a cache of transformers; give "
+            "transformers.DynamicCache(pairs, config=model.config) for pairs of keys and values by "
+            "layer, or no cache"
+        )
+
+
 def cached_extras(
     cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
 ) -> Tensor | None:

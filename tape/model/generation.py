@@ -15,7 +15,7 @@ from transformers import (
 from transformers.generation import GenerationMode
 from transformers.masking_utils import create_masks_for_generate
 
-from tape.model.cache import GrowingCache
+from tape.model.cache import GrowingCache, check_kind
 from tape.model.configuration import TapeConfig
 from tape.model.indices import keep_indices, read_mask
 
@@ -102,6 +102,7 @@ class TapeGenerationMixin(GenerationMixin):
         nothing. For a static cache transformers makes 4-D masks, in which tokens cannot be
         counted."""
         given = model_kwargs.get("past_key_values")
+        check_kind(given)
         super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, *args, **kwargs
         )

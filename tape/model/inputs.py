@@ -16,7 +16,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from tape.attention import backends
 from tape.attention.masks import Batch, visible_keys
 from tape.model import indices
-from tape.model.cache import GrowingCache
+from tape.model.cache import GrowingCache, check_kind
 from tape.positions.base import Positions, Tokens
 from tape.tensor_validation import refuse_unless
 
@@ -134,6 +134,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
             "attention weights; use 'eager'"
         )
     cache, use_cache = call.past_key_values, call.use_cache
+    check_kind(cache)
     x_BTC = call.inputs_embeds
     if x_BTC is None:
         x_BTC = model.embed_tokens(call.input_ids)

@@ -23,7 +23,7 @@ from tape.model.cache import cached_extras, stored
 from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
 from tape.model.options import AttentionSink, ScalableSoftmax, warmed
-from tape.positions.base import LayerPosition
+from tape.positions.base import LayerPosition, WideLinear
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         self.sink = AttentionSink(config.num_attention_heads) if config.attention_sink else None
         scalable, gated = config.scalable_softmax, config.gated_attention
         self.softmax = ScalableSoftmax(config.num_attention_heads, scalable) if scalable else None
-        self.output_gate = nn.Linear(config.hidden_size, queries, bias=False) if gated else None
+        self.output_gate = WideLinear(config.hidden_size, queries, bias=False) if gated else None
 
     def forward(
         self,

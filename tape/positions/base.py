@@ -44,7 +44,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 
 class WideLinear(nn.Linear):
-    """Linear map in the dtype of its input, whatever that of its weights (`widen`)."""
+    """Linear map in the dtype of its input, whatever that of its weights (`widen`). Unlike plain
+    `nn.Linear`s it is not quantized with a base of 4 or 8 bits, which lacks its weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)

@@ -29,7 +29,7 @@ class Convolution(PositionModule):
     def __init__(self, inputs: int, rank: int, channels: int, kernel: int):
         super().__init__()
         self.rank = rank
-        self.down = nn.Linear(inputs, rank, bias=False)
+        self.down = WideLinear(inputs, rank, bias=False)
         self.up = TappedLinear(rank, channels, bias=False)
         self.taps = nn.Parameter(torch.empty(channels, kernel))
 

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear
 from tape.positions.convolution import Convolution
 from tape.positions.fox import ForgetLayer, Forgetting
 from tape.positions.pairs import PairLayer
@@ -94,7 +94,7 @@ class PathLayer(PairLayer):
         super().__init__()
         K, D = config.num_key_value_heads, config.head_dim
         self.convolution = Convolution(config.hidden_size, rank, K * D, kernel)
-        self.gate = nn.Linear(config.hidden_size, K)
+        self.gate = WideLinear(config.hidden_size, K)
         self.extras_width = D + 1 + rank
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:

@@ -26,6 +26,7 @@ REQUIRED = {
     "ntk": ("factor",),
     "clipped": (),
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}  # by default
 OF_A_LENGTH = ("yarn", "clipped", "longrope")  # which is ORIGINAL
 ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 # Numeric arguments of the schedules, which transformers does not check.
@@ -159,7 +160,7 @@ def yarn(current: Mapping[str, Any]) -> dict[str, Any]:
         )
     if schedule == "yarn":
         return dict(current)
-    return {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    return dict(YARN)
 
 
 def plain_theta(config: PretrainedConfig, owner: str, theta: float | None) -> float:

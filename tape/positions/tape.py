@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionModule, without_autocast
+from tape.positions.base import LayerPosition, PositionModule, WideLinear, without_autocast
 from tape.positions.rotary import RoPE, RotaryLayer, YaRN
 
 
@@ -83,7 +83,7 @@ class TapeLayer(RotaryLayer):
         if self.attends:
             self.mix = StateMap(parts, attended, self.mixed, xavier=xavier)
         if self.feed_forward:
-            self.gate = nn.Linear(config.hidden_size, width, bias=False)
+            self.gate = WideLinear(config.hidden_size, width, bias=False)
             self.up = StateMap(parts, self.mixed, width, xavier=xavier)
             self.down = StateMap(parts, width, self.mixed, std=0.02)
 

@@ -18,6 +18,7 @@ from tape.model.checkpoint import check_finite, fingerprint, with_weights
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS, canonical
+from tape.positions.schedules import YARN
 from tape.validation import check_arguments
 
 KEEP = "keep"  # keeps the position of a base model
@@ -168,8 +169,8 @@ def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) 
         return position | {"original_length": original, "factor": factor}
     own = {
         "factor": rope["factor"],
-        "beta_fast": rope.get("beta_fast") or 32.0,
-        "beta_slow": rope.get("beta_slow") or 1.0,
+        "beta_fast": rope.get("beta_fast") or YARN["beta_fast"],
+        "beta_slow": rope.get("beta_slow") or YARN["beta_slow"],
         "original_length": rope.get("original_max_position_embeddings"),
     }
     for name, kept in own.items():
