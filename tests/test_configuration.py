@@ -10,8 +10,10 @@ from importlib import metadata
 
 import pytest
 import torch
+from commands import ROOT
 from conftest import TRAIN_LENGTH, make_config, make_model, random_tokens, refuses
 from every_encoding import mixture
+from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
 import tape
@@ -139,6 +141,62 @@ def test_a_saved_configuration_says_every_argument(tmp_path, name):
     assert again.position == config.position
     assert again.rope_parameters == config.rope_parameters
     assert None not in config.position.values()
+
+
+INDEX = {"name": "index"}
+TAPES = {"width": 16, "attention": True, "feed_forward": True, "equivariant": True}
+TAPES |= {"tensorial": True, "magnitudes": True, "init": "zero"}
+PLACES = {"length": 64, "digits": [], "offset": 0}
+YARNS = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+YARNS |= {"original_max_position_embeddings": 64, "rope_theta": 10_000.0}
+# As the encodings' table says, for 3 layers, 4 heads, 32 channels and a trained length of 64.
+DEFAULTS = {
+    **{name: {} for name in ("nope", "rope", "rope_gain", "yarn", "alibi", "kerple")},
+    **{name: {} for name in ("stick_breaking", "bam")},
+    "sincos": {"base": 10_000.0},
+    "learned": {"length": 64},
+    "abacus": PLACES,
+    "coupling": PLACES,
+    "extended": {"method": "self_extend", "window": 16, "group": 6},
+    "xpos": {"centre": 32.0, "scale_base": 2048.0},
+    "randpe": {"sampler": {"name": "subset", "length": 256, "eval_length": 64, "seed": 0}},
+    "fire": {"hidden": 32, "threshold": 512.0},
+    "t5": {"num_buckets": 32, "max_distance": 128},
+    "dape": {"width": 32},
+    "relative": {"dimension": 16, "extent": 64},
+    "cope": {"count": 64},
+    "fox": {"start": 0.0},
+    "pope": {"base": 10_000.0},
+    "selective": {"rank": 16, "kernel": 4, "theta": 500_000.0},
+    "path": {"rank": 32, "kernel": 3, "gate": False},
+    "grape_m": {"theta": 10_000.0, "shared": True, "contextual": False, "start": 0.001},
+    "grape_ap": {"width": 8},
+    "repo": {"theta": 10_000.0, "start": 1, "width": 4},
+    "wall": {"start": 8.0, "scalar": False},
+    "tape": TAPES,
+    "tape_yarn": TAPES,
+    "mixed": {"pattern": [{"name": x} for x in ("rope", "rope", "rope", "nope")], "length": 64},
+    "carope": {"theta": 10_000.0},
+    "tapa": {"alpha": 0.1, "share": 0.5},
+    "fope": {"length": 64, "gain": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_defaults_are_those_of_the_page_and_stand_in_one_place(name):
+    config = make_config({"name": name}, max_position_embeddings=64)
+    assert config.position == {"name": name, "sampler": INDEX} | DEFAULTS[name]
+    rope = YARNS if "yarn" in name else {"rope_type": "default", "rope_theta": 10_000.0}
+    assert config.rope_parameters == rope
+    path = ROOT / "config" / "position" / f"{name}.yaml"
+    if path.exists():  # a setting's value there is null, or that of the class
+        given = OmegaConf.to_container(OmegaConf.load(path))
+        written = {key: x for key, x in given.items() if key not in ("name", "defaults")}
+        defaults = ENCODINGS[name].defaults()
+        for key, value in written.items():
+            if value is not None and not str(value).startswith("${"):
+                default = defaults[key]
+                assert value == (list(default) if isinstance(default, tuple) else default), key
 
 
 def test_an_override_of_the_same_encoding_keeps_what_it_does_not_name(tmp_path):

@@ -11,7 +11,7 @@ from conftest import refuses
 from arithmetic.problems import Problems, character_tokenizer
 from tape.tasks.generated import GeneratedSequences, is_held_out
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
-from tape.tasks.passkey.sequences import BENCHMARK, Draft, Passkeys, original_prompt
+from tape.tasks.passkey.sequences import BENCHMARK, PLAIN, Draft, Passkeys, original_prompt
 from tape.tasks.synthetic import problems
 from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TASKS, TRAINING, Synthetic
 
@@ -64,6 +64,40 @@ def test_streams_never_change(name, expected):
         for each in questions(source):
             digests[2].update(each.encode() if isinstance(each, str) else each.tobytes())
     assert tuple(digest.hexdigest()[:16] for digest in digests) == expected
+
+
+def splitmix(x):
+    """Steele, Lea and Flood 2014, in Python's integers."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def test_the_first_four_bits_of_a_hash_hold_a_problem_out():
+    assert splitmix(0) == 0xE220A8397B1DCDAF  # its published first output
+    values, places = np.arange(12_000).reshape(-1, 3) % 997 - 1, np.array([0, 7, 2**33])
+    expected = []
+    for row in values.tolist():
+        weights = (splitmix(place) for place in places.tolist())
+        total = sum((1 + x) * weight for x, weight in zip(row, weights, strict=True))
+        expected.append(f"{splitmix(total % 2**64):064b}".startswith("0000"))
+    assert is_held_out(values, places).tolist() == expected
+    assert np.mean(expected) == pytest.approx(1 / 16, abs=0.01)
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.25, 0.8, 1.0])
+@pytest.mark.parametrize("text", [BENCHMARK, PLAIN], ids=["benchmark", "plain"])
+def test_a_pass_key_lies_at_its_depth(text, depth):
+    """The share of the garbage before its line, in characters."""
+    draft = Draft(text, depth, (3, 1))
+    prompt = draft.prompt(draft.stretches(2000)).text
+    (line,) = draft.lines
+    before, _, after = prompt.partition(line)
+    before = before.removeprefix(text.description)
+    after = after.removesuffix(draft.question)
+    assert draft.values[0] in line and len(before) + len(after) > 1000
+    assert len(before) / len(before + after) == pytest.approx(depth, abs=0.01)
 
 
 @each_source
