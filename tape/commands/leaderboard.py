@@ -29,7 +29,7 @@ from tape.evaluation.figures import side_by_side, write_figure
 from tape.evaluation.scoring import exp
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
-from tape.files import reading, write_text
+from tape.files import ROOT, reading, write_text
 from tape.positions import ENCODINGS
 from tape.results.rows import FREE, NAMED, check_alike, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, read_saved
@@ -37,7 +37,7 @@ from tape.settings.composition import compose_run, override
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
-DOCS = parsers.ROOT / "docs"
+DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 PAGE = Path(__file__).with_name("leaderboard.md")
 # Of the front page; rows are sorted by the first column, and those in its picture have it.
