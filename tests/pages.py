@@ -16,5 +16,11 @@ def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
+def table_of(name, head):
+    """The rows of a page's table whose first cell is `head`."""
+    (table,) = re.findall(rf"^\| {head} \|.*\n(?:\|.*\n)+", page(name), re.MULTILINE)
+    return rows_of(table)
+
+
 def rows_of(table):
     return [re.split(r" *\| *", row)[1:-1] for row in table.splitlines() if row.startswith("|")]

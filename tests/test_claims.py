@@ -1,14 +1,19 @@
 """Sentences of the documents about results are true of the committed rows."""
 
 from itertools import product
+from pathlib import Path
 
 import pandas as pd
-from pages import RESULTS, ROOT, blocks, page
-from test_tables import ONE_RATE
+import pytest
+from pages import RESULTS, ROOT, blocks, page, table_of
+from test_tables import CONTRASTS, ONE_RATE
 
 from tape.results import differences, load
+from tape.results.runs import read_saved
 from tape.settings.groups import ABLATIONS
-from tape.statistics import weighted_mean
+from tape.statistics import exchange_p, weighted_mean
+from tape.tasks.synthetic.suite import rows_of
+from tape.tasks.synthetic.synthetic_task import FOLDER
 
 
 def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
@@ -168,3 +173,104 @@ def test_pass_keys_of_each_seed():
             cell = ", ".join(f"{own[row, seed, n]:.0f}" for n in (128, 256, 512, 1024))
             cells.append(cell if own[row, seed, 128] >= 50 else f"*{cell}*")
         assert f"| {row} | {' | '.join(cells)} |" in page("retrieval")
+
+
+def suite_runs(name):
+    """A line for each run of the suite: task, encoding, whether it learned, how far it solves
+    the task, at which step it reached the criterion, and its `Run`."""
+    runs = {run.folder.name: run for run in read_saved(RESULTS / name)}
+    rows = rows_of([*runs.values()]).drop_duplicates("run")
+    lines = rows.set_index(rows["run"].map(lambda folder: Path(folder).name))
+    steps = {key: run.asked[FOLDER]["criterion_step"] for key, run in runs.items()}
+    return lines.assign(step=pd.Series(steps), of=pd.Series(runs))
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return suite_runs("tasks")
+
+
+def test_the_steps_that_the_suite_takes(tasks):
+    """And the encodings that one rate serves, which four were tuned for."""
+    text = " ".join(page("suite").split())
+    known = tasks[tasks["learned"]]
+    assert len(known) == 936 and known["step"].notna().all()
+    cells = known.groupby(["encoding", "task"])["step"].agg(["median", "min", "max"])
+    shown = cells.apply("{0[median]:.0f} ({0[min]:.0f} to {0[max]:.0f})".format, axis=1).unstack()
+    heads, _, *rows = table_of("suite", "step of the criterion")
+    assert len(rows) == 7 and len(heads) == 9
+    for encoding, *found in rows:
+        assert found == [*shown.loc[encoding, heads[1:]]]
+    medians = cells["median"].unstack()["flip_flop"]
+    assert (medians[["rope", "fire", "nope"]] == [300, 300, 500]).all()
+    assert "Flip-flops are learned after 300 steps by RoPE and FIRE and after 500 by NoPE" in text
+    assert tasks["encoding"].nunique() == 26 and "not tuned for the other 22 encodings" in text
+
+
+def test_failed_runs_of_the_suite_that_solve_longer_problems(tasks):
+    failed = tasks[~tasks["learned"]]
+    longer = failed[failed["solved"] > failed["trained"]]
+    assert (len(failed), (failed["solved"] >= failed["trained"]).sum()) == (40, 26)
+    assert sorted(zip(longer["encoding"], longer["task"], longer["solved"], strict=True)) == [
+        ("fire", "copy", 11),
+        ("fope", "sort", 11),
+        ("fox", "reverse", 11),
+        ("fox", "reverse", 11),
+        ("randpe", "needle", 45),
+        ("randpe", "selective_copy", 48),
+    ]
+    text = " ".join(page("suite").split())
+    assert (
+        "although 26 of the 40 solve the trained lengths and six of them longer ones: FIRE" in text
+    )
+    p_values = {}
+    for task, *pair in (words.split(":") for words in CONTRASTS["tasks"].split()[:2]):
+        for zeroed in (True, False):
+            lengths = tasks["solved"] * (tasks["learned"] | (not zeroed))
+            both = [lengths[(tasks["task"] == task) & (tasks["encoding"] == x)] for x in pair]
+            p_values[task, zeroed] = exchange_p(*map(list, both))
+    assert {round(p, 4) for p in p_values.values()} == {0.0079}
+    assert "p-values of the predictions are the same if they count with what they solve" in text
+
+
+def test_runs_of_the_suite_without_an_origin(tasks):
+    bare = tasks[[not run.origin for run in tasks["of"]]]
+    whole = bare.groupby("encoding").size() == tasks.groupby("encoding").size()
+    names = ["alibi", "dape", "fire", "fox", "nope", "rope", "tapa", "tape", "wall"]
+    assert (len(bare), len(tasks)) == (454, 976) and [*whole[whole].index] == names
+    for text in (page("suite"), (RESULTS / "tasks" / "table.md").read_text()):
+        assert "454 of the 976 runs have no origin" in " ".join(text.split())
+
+
+def test_repeated_seeds_of_the_suite(tasks):
+    """On processors of the same name, at the commits of the rows or a later one."""
+    repeated = suite_runs("tasks_repeated")
+    _, _, *shown = table_of("suite", "repeated run of flip-flops")
+    lines = []
+    for name, run in repeated.iterrows():
+        first, (origin,) = tasks.loc[name], run["of"].origin
+        assert origin["machine"] in ("AMD EPYC, AVX2, 2 cores", "AMD EPYC, 2 cores")
+        assert first["of"].asked[FOLDER]["model"] != run["of"].asked[FOLDER]["model"]
+        values = (f"{first[key]:.0f}, {run[key]:.0f}" for key in ("step", "solved"))
+        encoding, commit = run["encoding"].split()[0], origin["commit"][:8]
+        lines.append([f"{encoding}, seed {run['seed']}", commit, *values])
+    assert sorted(lines) == sorted(shown)
+    rows = pd.read_csv(RESULTS / "tasks_repeated" / "weights.csv").fillna("")
+    for (steps, _), own in rows[rows["variable"] == ""].groupby(["steps", "position"]):
+        assert own.groupby("commit" if steps == 1500 else "steps")["sha256"].nunique().max() == 1
+        assert {*own["threads"]} == {1, 2} or {*own["position"]} == {"alibi"}
+    short = rows[rows["steps"] == 30].drop_duplicates("variable").set_index("variable")["sha256"]
+    others = {variable for variable in short.index if short[variable] != short[""]}
+    assert others == {"ATEN_CPU_CAPABILITY=default", "MKL_CBWR=COMPATIBLE"}
+
+
+def test_random_positions_with_tape_in_addition():
+    rows = load([RESULTS / "addition"], only=["add_[rs]*"])
+    sizes = rows[["first_digits", "second_digits"]]
+    found = 100 * weighted_mean(rows[sizes.max(axis=1) == 6], ["row", "seed"]).unstack()
+    means = found.mean(axis=1).round(1)
+    variant = found.loc["tape sampler=subset"].round(1)
+    assert (means["tape sampler=subset"], means["randpe"], len(variant)) == (85.2, 83.1, 6)
+    assert (variant.min(), variant.max()) == (63.1, 94.1)
+    text = " ".join(page("arithmetic").split())
+    assert "this variant has 85.2 % right (63.1 to 94.1) and RandPE 83.1" in text
