@@ -188,15 +188,24 @@ def test_an_extended_model_has_a_file_of_its_own(tasks, run):
     assert len([*(folder / "lm_eval").iterdir()]) == 2
 
 
+def test_the_longest_question_fits_exactly(tasks, run):
+    """A prompt with the choice after it, whose last token is not read, or with the tokens that may
+    be generated; here a byte is a token."""
+    folder, prompts = run(), [*QUESTIONS]
+    choice = max(len(f"{asked} {x}") for asked, choices in QUESTIONS.items() for x in choices)
+    for task, needed in (("sums", choice - 1), ("spoken", max(map(len, prompts)) + 6)):
+        message = rf"a prompt and its answer have {needed} tokens, more than --max_length "
+        short = str(needed - 1)
+        refuses(message + short, ask, folder, tasks, task, "--max_length", short)
+        assert ask(folder, tasks, task, "--max_length", str(needed))["max_length"] == needed
+
+
 def test_what_cannot_be_asked_is_refused(tasks, run):
     folder = run()
 
     def refused(given, message):
         refuses(message, ask, folder, tasks, *given.split())
 
-    longer = r"a prompt and its answer have \d\d tokens, more than --max_length "
-    refused("sums --max_length 18", longer + "18")
-    refused("spoken --max_length 9", longer + "9")
     refused("sums --lengths 70 --max_length 64", "--lengths 70 is more than")
     refused("sums --lengths 32", "--lengths: sums has no prompts of given lengths")
     refused("babilong_qa1 --lengths 33", "BABILong takes one multiple of 1,024")
