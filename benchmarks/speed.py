@@ -25,7 +25,6 @@ import torch
 import transformers
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
-from tqdm import tqdm
 
 from benchmarks import growth, parsers
 from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
@@ -34,6 +33,7 @@ from tape.attention.backends import KERNELS
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object, reading, write_text
+from tape.progress import track
 from tape.runs.folder import differences
 
 GPU = DEVICE.type == "cuda"
@@ -241,7 +241,7 @@ def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataF
     provenance.record(arguments.out)
     with torch._dynamo.config.patch(recompile_limit=64):
         left = [name for name in asked if name not in done]
-        for name in tqdm(left, unit="comparison", disable=None):
+        for name in track(left, desc="comparisons"):
             load, methods = asked[name]
             prepare = partial(CASES[load.case][0], load)
             # The first step of adapters creates the state of AdamW.

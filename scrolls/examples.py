@@ -17,7 +17,6 @@ import pandas as pd
 import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from scrolls.rows import Row, Split, find, identity, read_rows, spread
@@ -25,6 +24,7 @@ from scrolls.tasks import TASKS, Task
 from tape.data.blocks import batches, check_unknown, token_dtype, tokenize, tokenizer_fingerprint
 from tape.files import new_folder, read_object, read_or_discard
 from tape.model.loss import IGNORED
+from tape.progress import track
 from tape.validation import check_path, look_up
 
 TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
@@ -162,7 +162,7 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
     table = read_or_discard(folder, partial(_read, schema))
     if table is None:
         title = f"tokenizing {task.name} ({split})"
-        rows = tqdm(read_rows(source, task, split), title, unit="row", disable=None)
+        rows = track(read_rows(source, task, split), desc=title, unit="row")
         with new_folder(folder) as work, pa.ipc.new_file(str(work / ROWS), schema) as file:
             for batch in batches(rows):
                 file.write_batch(pa.RecordBatch.from_pylist(prompts.tokenized(batch), schema))

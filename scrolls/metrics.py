@@ -13,9 +13,9 @@ import datasets
 import evaluate
 from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenizers import DefaultTokenizer
-from tqdm import tqdm
 
 from scrolls.tasks import TASKS, Task
+from tape.progress import track
 from tape.validation import look_up
 
 SCORE = {"exact_match": "exact_match", "f1": "f1", "rouge": "rouge/geometric_mean"}
@@ -141,7 +141,7 @@ class Scrolls(evaluate.Metric):
         if not predictions:
             raise ValueError("there are no predictions to score")
         pairs = zip(predictions, references, strict=True)
-        progress = tqdm(pairs, self.task.name, len(predictions), leave=False, disable=None)
+        progress = track(pairs, desc=self.task.name, total=len(predictions), leave=False)
         examples = [self.example(*given) for given in progress]
         found = averages(self.task.metric, examples)
         found["num_predicted"] = len(predictions)

@@ -59,6 +59,8 @@ def perplexity(given: list[str]) -> argparse.Namespace:
     add("--lengths", type=integer(2), nargs="+", default=LENGTHS, help="tokens of the windows")
     add("--convention", choices=CONVENTIONS, default="sliding")
     add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
+    about = "of convention spread, at each length (default: 16,384, or all of a short text)"
+    add("--scored_tokens", type=integer(1), help=about)
     add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
     add("--max_tokens", type=integer(1), help="of the text, from its beginning")
     add("--dtype", choices=DTYPES, default="float32")
@@ -66,6 +68,9 @@ def perplexity(given: list[str]) -> argparse.Namespace:
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
     add_extension(parser)
     arguments = parser.parse_args(given)
+    if arguments.scored_tokens and arguments.convention != "spread":
+        what = f"--scored_tokens goes with --convention spread, not {arguments.convention}"
+        parser.error(f"{what}: give --max_tokens to score less of a text")
     # perplexity.csv of a run holds one measurement of it.
     name = "extended.csv" if arguments.extend else "perplexity.csv"
     arguments.out = arguments.out or folder_for_results(arguments.model) / name

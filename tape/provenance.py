@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FILE = "origin.json"
 TRAINED = "trained.json"  # settings that made the saved weights, beside them
 PACKAGES = ("tape", "torch", "transformers")
+ORIGIN = ("commit", "machine", "threads", "versions")  # what is kept with a result's rows
 SOURCE = Path(__file__).resolve().parent.parent
 
 
@@ -46,13 +47,25 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def origins(folder: Path) -> list[dict[str, Any]]:
-    """Returns the different commits, machines and versions among the processes that produced the
-    results in a folder, oldest first."""
+    """Returns the different commits, machines, numbers of threads and versions among the processes
+    that produced the results in a folder, oldest first."""
     found = []
     for process in read(folder):
-        kept = {key: process.get(key) for key in ("commit", "machine", "versions")}
+        kept = {key: process[key] for key in ORIGIN if key in process}
         found += [kept] * (kept not in found)
     return found
+
+
+def place_of(origin: list[dict[str, Any]]) -> str:
+    """Formats what the digits of a result depend on besides the code, from `origins`: machine,
+    threads and torch of each process; empty if unknown."""
+    places = []
+    for process in origin:
+        threads = process.get("threads")
+        parts = [process.get("machine"), threads and f"threads: {threads}"]
+        parts.append(f"torch {(process.get('versions') or {}).get('torch', 'unknown')}")
+        places.append(", ".join(filter(None, parts)))
+    return ", then ".join(dict.fromkeys(places))
 
 
 def fingerprint(model: "nn.Module") -> str:
@@ -98,6 +111,7 @@ def _process() -> dict[str, Any]:
         "command": shlex.join([Path(program).name, *arguments]),
         "commit": commit(),
         "machine": machine(),
+        "threads": threads(),
         "versions": versions(),
     }
 
@@ -124,6 +138,13 @@ def commit() -> str | None:
     return done.stdout.strip().replace("-dirty", " with changes")
 
 
+def threads() -> int:
+    """Returns the number of torch's threads, on which the order of sums depends."""
+    import torch  # takes a second
+
+    return torch.get_num_threads()
+
+
 def machine() -> str:
     """Returns the processor, the vector instructions that torch uses on it, the core count, and the
     GPUs that torch sees."""
@@ -141,8 +162,13 @@ def cores() -> int:
 
 
 def _processor() -> str:
-    with suppress(OSError):  # not Linux
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    """Returns the model of the processor, on Linux with its family and model numbers: virtual
+    machines name different generations alike, whose instructions round differently."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        pairs = (line.partition(":") for line in lines)
+        fields = {name.strip(): value.strip() for name, _, value in pairs}
+        if "model name" in fields:
+            numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
+            return f"{fields['model name']} ({', '.join(numbers)})"
     return platform.processor() or platform.machine()

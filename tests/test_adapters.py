@@ -7,6 +7,7 @@ from functools import cache as cached
 
 import pytest
 import torch
+from commands import tape
 from conftest import composed, gradients, make_model, perturb, random_tokens, refuses
 from every_encoding import POSITIONS
 from omegaconf import OmegaConf
@@ -92,7 +93,9 @@ def adapted(base, method, *overrides):
     tokenizer = AutoTokenizer.from_pretrained(base)
     config = adapted_config(str(base), settings["model"], settings["position"])
     model = adapt_model(str(base), config, tokenizer)
-    return adapt(model, Method.of(settings["peft"]), str(base), identity(str(base)))
+    trained = settings["model"]["max_position_embeddings"]
+    found = Method.of(settings["peft"])
+    return adapt(model, found, str(base), identity(str(base)), length=trained)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -204,6 +207,27 @@ def test_an_adapter_of_another_encoding_is_loaded(tmp_path):
     tokens = random_tokens(1, 12) % len(tokenizer)
     found = load_model(tmp_path / "run")(tokens).logits
     torch.testing.assert_close(found, model.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lora", "longlora", "yarn", "adape"])
+def test_training_on_less_than_the_bases_length_keeps_that(base, method):
+    """And what follows from it, but for the groups of longlora, which divide training sequences."""
+    model = adapted(base, method, f"length={SHORT // 2}")
+    assert model.config.max_position_embeddings == SHORT
+    if method == "yarn":
+        assert model.config.rope_parameters["factor"] == 1
+    if method == "longlora":
+        assert model.get_base_model().model.s2_group_size == SHORT // 2 // 4
+
+
+def test_what_was_trained_on_less_than_the_bases_length_exports_that(extend, base, tmp_path):
+    folder = extend("lora", f"length={SHORT // 2}")
+    report = (folder / "report" / "report.md").read_text()
+    told = f"1x is the length of the training sequences, {SHORT // 2} tokens"
+    assert f"{told}; the model keeps the {SHORT} of its base." in report
+    tape("export", folder, "--out", tmp_path / "plain", "--format", "llama")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert config["max_position_embeddings"] == SHORT
 
 
 @torch.no_grad()

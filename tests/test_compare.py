@@ -7,6 +7,7 @@ import re
 import shutil
 
 import pytest
+import torch
 from commands import ROOT, tape
 from conftest import refuses
 from results import add_grid, make_run
@@ -70,7 +71,9 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     assert again == text and "| tape | accuracy, beyond | +" in text
     made = json.loads((tmp_path / "b/settings.json").read_text())["runs"]["add_tape_0"]
     (origin,) = made["origin"]
-    assert origin.items() < provenance.read(runs[0])[0].items() and len(origin) == 3
+    assert origin.items() < provenance.read(runs[0])[0].items()
+    assert {*origin} == {"commit", "machine", "threads", "versions"}
+    assert "torch" in origin["versions"] and origin["threads"] == torch.get_num_threads()
     for name in ("results.csv", "settings.json", "heatmaps.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     compare(runs[:3], tmp_path / "part", "grid")

@@ -16,7 +16,7 @@ from results import make_run as make
 
 from tape import TapeConfig
 from tape.evaluation.curves import ABOUT, binned, context_gain, read_evaluation, write
-from tape.evaluation.windows import CONVENTIONS, strides_of, windows_of
+from tape.evaluation.windows import ALIKE, CONVENTIONS, strides_of, windows_of
 from tape.files import write_text
 from tape.results.compare import compare, markdown, read
 from tape.results.figures import curves
@@ -73,6 +73,10 @@ def test_the_table_and_the_rows(seeds, tmp_path):
     text, found = compare(seeds, out, "compare", "rope")
     assert not found.missing and (out / "table.md").read_text() == text + "\n"
     assert "No context gain" in text  # the trained length of 8 tokens has none
+    counts = "700 tokens at 8, 1,500 tokens at 16, 3,100 tokens at 32 of d."
+    assert f"Scored (convention paper, stride 4): {counts}\nWindows of other lengths" in text
+    assert "Fewer than 4,096 tokens" in text
+    assert curves(found).axes[1].get_title() == "paper, stride 4: 700 to 3,100 tokens, not the same"
     assert sum(line.startswith("|") for line in text.splitlines()) == 4 + 4 + 4  # three tables
     rows = pd.read_csv(out / "results.csv")
     whole = rows[(rows["measure"] == "loss") & rows["first"].isna()]
@@ -167,7 +171,7 @@ def test_losses_by_position_are_those_of_the_measurement(seeds):
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_context_gain_needs_many_windows(tmp_path, convention, tokens):
     """Under `sliding`, only the first one scores the first tokens."""
-    shown = tokens == 9_000 and convention != "sliding"
+    shown = tokens == 9_000 and convention not in ALIKE
     disjoint = convention == "disjoint"
     lengths = [32] if disjoint else [32, 64]
     strides = strides_of(convention, lengths, None if disjoint else 16)

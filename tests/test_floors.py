@@ -5,7 +5,7 @@ import ast
 from commands import ROOT
 
 FLOORS = """
-tape.files tape.hashing tape.statistics tape.validation
+tape.files tape.hashing tape.progress tape.statistics tape.validation
 tape.command tape.tensor_validation tape.provenance
 tape.settings
 tape.positions

@@ -21,7 +21,14 @@ from tape.evaluation.curves import figure_of, read_curves, read_evaluation
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.texts import open_text
-from tape.evaluation.windows import CONVENTIONS, batches_of, spread, strides_of, windows_of
+from tape.evaluation.windows import (
+    ALIKE,
+    CONVENTIONS,
+    batches_of,
+    spread,
+    strides_of,
+    windows_of,
+)
 from tape.files import write_text
 from tape.runs import folder as runs
 
@@ -89,6 +96,10 @@ def by_a_loop(model, tokens, convention, length, stride):
     if convention == "sliding":  # the first window that has a token
         firsts = [next(s for s in range(0, t + 1, stride) if t < s + length) for t in range(count)]
         places = [*enumerate(firsts)][1:]
+    elif convention == "spread":  # as many ends as fit, from that of the first window of 32
+        more = (count - 32) // stride
+        ends = [32 + k * (count - 32) // more for k in range(more + 1)]
+        places = [(t, end - length) for end in ends for t in range(end - stride, end)]
     else:
         last = count - length if convention == "disjoint" else count - length - 1
         starts = [*range(0, last + 1, stride)]
@@ -131,7 +142,7 @@ def test_a_sample_equals_a_loop():
     """What the report of a run gives."""
     model, tokens = make_model("randpe"), random_tokens(1, 200)[0].tolist()
     for length in (16, 32):
-        windows = spread(len(tokens), length, 32, 5, 60)
+        windows = spread(len(tokens), length, 5, 32, 60)
         found = perplexity(model, np.array(tokens, dtype=np.uint16), windows, length)
         places = [(window.start, t) for window in windows for t in range(*window[1:])]
         expected = [loss_of(model, tokens, *place, length) for place in places]
@@ -178,6 +189,40 @@ def results(folder):
     """The rows of both tables."""
     assert (folder / "perplexity.png").stat().st_size > 1000
     return table(folder / "perplexity.csv") + table(folder / "perplexity_by_position.csv")
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_what_is_scored_is_said(convention, folder, text_file, capsys):
+    """In the table and in the picture; and whether lengths can be compared, as the same tokens are
+    scored at each."""
+    tape("perplexity", *options(folder, text_file, "--convention", convention))
+    printed, (rows, bins) = capsys.readouterr().out, read_curves(folder / "perplexity.csv")
+    strides = strides_of(convention, [16, 32], None if convention == "disjoint" else 5)
+    scored = [
+        {t for x in windows_of(convention, TOKENS, n, stride, 32) for t in range(x.first, x.stop)}
+        for n, stride in strides.items()
+    ]
+    assert (scored[0] == scored[1]) == (convention in ALIKE)
+    assert ("Windows of other lengths score other tokens" in printed) != (convention in ALIKE)
+    assert "Fewer than 4,096 tokens" in printed and f"(convention {convention}" in printed
+    title = figure_of(rows, bins).axes[0].get_title()
+    assert title.startswith(convention) and all(row["tokens"] in title for row in rows)
+    longest = [int(row["first"]) for row in bins if row["length"] == "32"]
+    assert longest[0] == 1  # of `spread`, too: for the loss by position
+
+
+def test_samples_of_other_tokens_are_other_measurements(folder, text_file, tmp_path):
+    for scored in ("20", "40", "40"):
+        given = ("--convention", "spread", "--scored_tokens", scored)
+        evaluate(folder, text_file, *given)
+        evaluate(folder, text_file, *given, "--out", str(folder / "compare" / "perplexity.csv"))
+    rows = table(folder / "perplexity.csv")
+    assert [row["tokens"] for row in rows] == ["20", "20", "40", "40"]
+    assert len({row["data_hash"] for row in rows}) == 2
+    assert read_evaluation(folder / "compare").asked["scored_tokens"] == 40
+    refuses_exit = pytest.raises(SystemExit)
+    with refuses_exit:
+        evaluate(folder, text_file, "--scored_tokens", "20")
 
 
 def test_shards_equal_one(folder, text_file, tmp_path, capsys):
@@ -311,6 +356,7 @@ def test_windows_of_a_thousand_tokens():
     """As documented."""
     expected = {
         "sliding": [(0, 1, 512), (256, 512, 768), (512, 768, 1000)],
+        "spread": [(0, 256, 512), (488, 744, 1000)],
         "paper": [(0, 1, 512), (256, 257, 768)],
         "longlora": [(0, 1, 512)],
         "disjoint": [(0, 1, 512)],
@@ -320,7 +366,8 @@ def test_windows_of_a_thousand_tokens():
         assert windows == expected[name]
         cells = ", ".join(f"{w.first} to {w.stop - 1}" for w in windows)
         scored = sum(w.stop - w.first for w in windows)
-        row = rf"^\| `{name}` \| .* \| {cells} \| {scored:,} \|$"
+        alike = "yes" if name in ALIKE else "no"
+        row = rf"^\| `{name}` \| .* \| {cells} \| {scored:,} \| {alike} \|$"
         assert re.search(row, (ROOT / "docs" / "perplexity.md").read_text(), re.MULTILINE)
     assert windows_of("sliding", 1000, 256, 100)[-2:] == [(700, 856, 956), (800, 956, 1000)]
     assert windows_of("disjoint", 1000, 256, 256) == [(0, 1, 256), (256, 257, 512), (512, 513, 768)]
@@ -333,7 +380,7 @@ def test_windows_of_a_thousand_tokens():
     [(1000, 64, 16, 160), (1000, 64, 16, 10**9), (64, 64, 16, 100), (70, 64, 16, 100)],
 )
 def test_a_sample_of_windows_fits_and_scores_no_token_twice(available, longest, stride, tokens):
-    windows, shorter = (spread(available, n, longest, stride, tokens) for n in (longest, 32))
+    windows, shorter = (spread(available, n, stride, longest, tokens) for n in (longest, 32))
     ends = [window.stop for window in windows]
     assert windows[0].start >= 0 and ends[-1] <= available and (np.diff(ends) >= stride).all()
     assert len(ends) >= 1 and len(ends) * stride <= max(tokens, stride)
@@ -345,8 +392,8 @@ def test_windows_that_cannot_be():
     for lengths, stride in (([32, 16], 8), ([257, 512], 256)):
         assert strides_of("sliding", lengths) == dict.fromkeys(lengths, stride)
     assert strides_of("paper", [64, 512]) == {64: 64, 512: 64}  # no gaps
-    refuses("63 tokens of text are fewer than one window of 64", spread, 63, 64, 64, 8, 100)
-    refuses(r"stride=16 must lie in 1\.\.15", spread, 64, 16, 64, 16, 100)
+    refuses("63 tokens of text are fewer than one window of 64", spread, 63, 64, 8, 64, 100)
+    refuses(r"stride=16 must lie in 1\.\.15", spread, 64, 16, 16, 64, 100)
     refuses(r"stride=16 must lie in 1\.\.15", strides_of, "sliding", [32, 16], 16)
     with pytest.raises(ValueError, match="stride=8 with convention 'disjoint': it can only be 16"):
         strides_of("disjoint", [8, 16], 8)

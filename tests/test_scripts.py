@@ -307,10 +307,25 @@ def test_variables_of_the_comparison_on_text(project):
     names = [["experiment=compare_quick", f"name=e_{row}_3"] for row in ("rope", "tape")]
     assert [run[1:3] for run in found[:3:2]] == names
     assert found[1][-4:] == ["--data", "text", "--files", "github/"]
-    assert given(found[1], "stride") == ["4096"]
+    assert given(found[1], "convention") == ["spread"]
+    assert given(found[1], "scored_tokens") == ["4096"]
     assert given(found[1], "lengths") == ["128", "256", "512"]
+    for convention in ("sliding", "paper"):  # what another convention needs is not inherited
+        flags["EVALUATION"] = f"--convention {convention} --lengths 64 96"
+        again = commands_of(project, "compare.sh", **variables, **flags)[1]
+        assert again[-5:] == flags["EVALUATION"].split()
+        assert not given(again, "stride") and not given(again, "scored_tokens")
+        assert again.count("--lengths") == again.count("--convention") == 1
     assert given(found[-1], "baseline") == ["tape width=64"]
     assert given(found[-1], "out") == ["output/compare_e"]
+
+
+def test_committed_rows_are_made_by_their_convention(project):
+    """The comparisons of docs/results, which the leaderboard adds to."""
+    for sweep, stride in (("text", "2048"), ("contextual_text", "2048"), ("bigrams", "513")):
+        evaluated = commands(f"sweep={sweep}", "seeds=[0]")[1]
+        assert given(evaluated, "convention") == ["paper"]
+        assert given(evaluated, "stride") == [stride]
 
 
 def test_variables_of_the_suite(project):

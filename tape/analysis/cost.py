@@ -15,7 +15,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
-from tqdm import tqdm
 from transformers import DynamicCache
 
 from tape import provenance
@@ -27,6 +26,7 @@ from tape.parsers import SHAPE, Shape
 from tape.positions import ENCODINGS
 from tape.positions.base import Positions
 from tape.positions.scores import ScoreBias
+from tape.progress import track
 
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")
@@ -175,7 +175,7 @@ def tables(costs: pd.DataFrame, beside_paper: bool) -> list[str]:
 
 def main(arguments: argparse.Namespace) -> None:
     shape, out = {name: getattr(arguments, name) for name in SHAPE}, arguments.out
-    positions = tqdm([*encodings(shape)], disable=None)
+    positions = track([*encodings(shape)], desc="cost")
     costs = pd.DataFrame([cost_of(shape, position) for position in positions])
     costs[[*MEMORY]] /= shape["length"]
     text = "\n\n".join([*tables(costs, shape == SHAPE), NOTES]) + "\n"

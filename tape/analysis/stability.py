@@ -17,13 +17,13 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from tape.analysis.inside import carry_out, check_size, dot_products, look_inside, windows
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
+from tape.progress import track
 from tape.statistics import student
 
 SHOWN = (1, 2, 4, 8)  # layers in the paper's table
@@ -83,7 +83,7 @@ def rows_of(
         text, texts = windows(arguments, folder, model, length)
         given = about | {"dtype": dtype, "data": text, "length": length, "windows": len(texts)}
         moves = [*product(KINDS, arguments.shifts)]
-        for kind, by in tqdm(moves, f"{folder}, {dtype}", disable=None):
+        for kind, by in track(moves, desc=f"{folder}, {dtype}"):
             found = [moved(model, ids, bos, kind, by) for ids in texts]
             for layer, of_texts in enumerate(zip(*found, strict=True), start=1):
                 changes = dict(zip(MEASURES, map(fmean, zip(*of_texts, strict=True)), strict=True))

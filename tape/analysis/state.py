@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.analysis import inside
@@ -30,6 +29,7 @@ from tape.model import checkpoint
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.base import Prepared, Tokens
 from tape.positions.tape import Tape, TapeLayer
+from tape.progress import track
 from tape.statistics import student
 from tape.training.build import check_memory
 from tape.validation import look_up
@@ -183,7 +183,7 @@ def rows(
         some = longest[:: len(longest) // looked][:looked]
         found = [inside.look_inside(model, ids) for ids in some]
     yield from (about | {"length": lengths[-1]} | row for row in geometry(model, found))
-    for change in tqdm([NONE, *INTERVENTIONS], desc=str(folder), disable=None):
+    for change in track([NONE, *INTERVENTIONS], desc=str(folder)):
         model, _ = load(folder, None if change == NONE else change, torch.float32)
         for length, (_, ids) in texts.items():
             # In batches of like size: one of a single text has no other text.

@@ -312,6 +312,15 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
     return figure
 
 
+def remedy(run: Run) -> str:
+    """What to do about a run that no column takes."""
+    asked = run.asked.get(TEXT.evaluation, {})
+    if asked.get("data") != TEXT.asked["data"]:
+        return "leave it out"
+    needed = " ".join(f"--{name} {TEXT.asked[name]}" for name in ("convention", "stride"))
+    return f"evaluate it with {needed}, as tape sweep sweep=text does, or leave it out"
+
+
 def leaderboard(
     folders: Sequence[Path], out: Path, failed: Sequence[Path] = ()
 ) -> tuple[str, dict[Path, str]]:
@@ -320,7 +329,7 @@ def leaderboard(
     runs, missing = read_all(folders, None, failed=failed) if folders else ([], {})
     for run in (*submitted(), *runs):
         if not any(column.source.takes(run) for column in COLUMNS):
-            raise ValueError(f"{run.folder} was asked what no column shows: leave it out")
+            raise ValueError(f"{run.folder} was asked what no column shows: {remedy(run)}")
     names = [*dict.fromkeys([*ENCODINGS, *map(row_of, (*submitted(), *runs))])]
     values = {column: values_of(column, runs) for column in COLUMNS}
     values = {x: rows[rows["encoding"].isin(names)] for x, rows in values.items()}

@@ -17,12 +17,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.data.corpora import Corpus, Split
 from tape.data.tokenizer import unknown_id, vocabulary_size
 from tape.files import new_folder, read_or_discard
+from tape.progress import track
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def _write_stream(
 ) -> None:
     dtype, documents, size, count = token_dtype(tokenizer), 0, 0, 0
     title = f"tokenizing {corpus.name} ({split})"
-    bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
+    bar = track(desc=title, unit="B", unit_scale=True)
     with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):

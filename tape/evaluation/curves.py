@@ -19,6 +19,7 @@ from tape.evaluation.figures import draw_panel
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
 from tape.evaluation.view import PERPLEXITY, WHOLE, Asked, Column, Evaluation, Panel, View, select
+from tape.evaluation.windows import ALIKE, SPREAD
 
 # What a row is about: it is there once.
 ABOUT = ("model", "extend", "model_hash", "data", "data_hash", "convention", "length")
@@ -29,6 +30,7 @@ POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
 
 # The context gain compares tokens that are scored in at least this many windows.
 MIN_WINDOWS = 100
+FEW_TOKENS = 4096  # below, the choice of the text may outweigh what is compared
 
 LEAST_SPAN = 0.05  # of an axis of values, as a share of them
 LOSS, BEFORE = "loss (nats per token)", "tokens before it"
@@ -49,20 +51,53 @@ def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
     return [(int(k), int(tokens[k]), float(sums[k])) for k in tokens.nonzero()[0]]
 
 
+def scoring_note(convention: str, stride: Any, counts: dict[int, int], text: str) -> str:
+    """Says which tokens were scored, how many (by the length of the windows), whether perplexities
+    of different lengths are of the same tokens, and whether they are few."""
+    how = f"convention {convention}" + (f", stride {int(stride):,}" if stride != "" else "")
+    lines = [f"Scored ({how}): {scored_counts(counts)} of {text}."]
+    if convention not in ALIKE and len(counts) > 1:
+        lines.append(
+            "Windows of other lengths score other tokens, short ones with less context: compare "
+            "models at one length, not lengths (--convention spread scores the same tokens)."
+        )
+    if min(counts.values()) < FEW_TOKENS:
+        lines.append(
+            f"Fewer than {FEW_TOKENS:,} tokens: differences of a few percent may be those of the "
+            "chosen text."
+        )
+    return "\n".join(lines)
+
+
+def scored_counts(counts: dict[int, int]) -> str:
+    """Formats numbers of scored tokens by length."""
+    if len({*counts.values()}) == 1:
+        each = " at each length" * (len(counts) > 1)
+        return f"{next(iter(counts.values())):,} tokens{each}"
+    return ", ".join(f"{tokens:,} tokens at {n:,}" for n, tokens in sorted(counts.items()))
+
+
 def write(
-    path: Path, about: dict[str, Any], batches: dict[int, list[Binned]], alone: bool = False
+    path: Path,
+    about: dict[str, Any],
+    batches: dict[int, list[Binned]],
+    alone: bool = False,
+    counted: dict[int, list[tuple[int, float]]] | None = None,
 ) -> list[Perplexity]:
     """Adds the results at several lengths to the tables, or replaces these if they hold one
     measurement `alone`: the mean over all tokens, and in each bin of positions. `about` has a value
     for each of ABOUT but the length, empty where it does not apply; `batches` by length the losses
-    of each batch."""
+    of each batch; `counted` the tokens and summed losses of its mean, for a length whose mean is
+    not that over all of them."""
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
         key = about | {"length": length}
         parts = [part for batch in each for part in batch]
         sums = pd.DataFrame(parts, columns=["bin", "tokens", "loss"]).groupby("bin").sum()
-        tokens = int(sums["tokens"].sum())
-        nll = float(sums["loss"].sum() / tokens)
+        whole = [(sums["tokens"].sum(), sums["loss"].sum())]
+        counts, losses = zip(*(counted or {}).get(length, whole), strict=True)
+        tokens = int(sum(counts))
+        nll = float(sum(losses) / tokens)
         found.append(Perplexity(length, tokens, nll))
         rows.append(key | {"tokens": tokens, "nll": nll, "perplexity": exp(nll)})
         for k, tokens, loss in sums.itertuples():
@@ -122,6 +157,8 @@ def read_evaluation(folder: Path) -> Evaluation:
     asked["model"] = asked.pop("model_hash")
     if not asked["extend"]:
         del asked["extend"]
+    if asked["convention"] == SPREAD:
+        asked["scored_tokens"] = int(rows["tokens"].iloc[0])
     return Evaluation(asked, _long_form([rows, bins[bins["length"] == asked["lengths"][-1]]]))
 
 
@@ -164,7 +201,21 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
             middle = (low + high) / 2
             axes.set_ylim(middle * (1 - LEAST_SPAN / 2), middle * (1 + LEAST_SPAN / 2))
     left.set_xticks(sorted({*found["length"]}), minor=False)
+    kept = ["convention", "stride"]
+    whole = about.iloc[: len(rows)][kept].assign(length=found["length"], tokens=found["n"])
+    whole = whole.groupby(kept, sort=False).agg(lambda x: [*map(int, x)])
+    titles = [title_of(*key, dict(zip(*each, strict=True))) for key, *each in whole.itertuples()]
+    left.set_title("\n".join(titles), fontsize="small")
     return figure
+
+
+def title_of(convention: str, stride: Any, counts: dict[int, int]) -> str:
+    """Says in a picture which tokens were scored: their numbers by length, or of all lengths."""
+    stride = f", stride {int(stride):,}" if stride != "" else ""
+    shown = scored_counts(counts)
+    if len(shown) > 40:
+        shown = f"{min(counts.values()):,} to {max(counts.values()):,} tokens, not the same"
+    return f"{convention}{stride}: {shown}"
 
 
 def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
@@ -210,14 +261,29 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     return columns
 
 
+def _scored(asked: Asked, rows: pd.DataFrame) -> dict[str, Any]:
+    whole = select(rows, "loss", lambda rows: rows["first"].isna())
+    counts = {int(n): int(tokens) for n, tokens in whole.groupby("length")["n"].max().items()}
+    return {"convention": asked["convention"], "stride": asked["stride"], "counts": counts}
+
+
+def _note(asked: Asked, rows: pd.DataFrame) -> str:
+    return scoring_note(**_scored(asked, rows), text=asked["data"])
+
+
+def _title(asked: Asked, rows: pd.DataFrame) -> str:
+    return title_of(**_scored(asked, rows))
+
+
 VIEW = View(
-    keys=(*(name for name in ABOUT if name not in OF_MODEL), "lengths"),
+    keys=(*(name for name in ABOUT if name not in OF_MODEL), "lengths", "scored_tokens"),
+    note=_note,
     columns=_columns,
     best=lambda asked: partial(_whole, length=asked["lengths"][-1]),
     measure="loss",
     panels=(
         Panel(partial(select, measure="validation loss"), "step", ("steps", f"validation {LOSS}")),
-        Panel(_by_length, "length", LABELS, "xy"),
+        Panel(_by_length, "length", LABELS, "xy", title=_title),
         Panel(
             by_middle, "position", (f"{BEFORE} in the longest windows", LOSS), "x", levels=NGRAMS
         ),

@@ -18,11 +18,12 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from tape.evaluation.view import Asked, HeatMap, Limits, Panel, select
 from tape.files import write_bytes
-from tape.statistics import table, weighted_mean
+from tape.statistics import per_seed, table, weighted_mean
 
 PER_ROW = 4  # heat maps side by side
 SIDE = 3.6  # inches of a heat map
 LABELS = 12  # ticks of an axis, at most
+FEWEST_OF_A_BAND = 4  # of two or three values, Student's interval is wider than any axis
 # Of lines, 40 different ones.
 STYLES = [{"ls": line, "color": f"C{n}"} for line in ("-", "--", ":", "-.") for n in range(10)]
 
@@ -47,16 +48,22 @@ def curve(
 ) -> Figure:
     """Draws a line of means over seeds for each group against the column `x`, where all of its
     seeds have a value (a run that was continued may lack some), in `axes` or a new figure. A band
-    is the 95 % interval of two or more seeds; `styles` are those of the lines, by group."""
+    is the 95 % interval of four or more seeds; of two or three, each is a dot. `styles` are those
+    of the lines, by group."""
     alone, axes = axes is None, axes or Figure(layout="constrained").subplots()
+    values = per_seed(rows, [by, x], over)
     for name, line in table(rows, [by, x], over).groupby(level=by, sort=False):
         line = line[line["n"] == line["n"].max()].droplevel(by).sort_index()
         style = {"marker": "o", "markersize": 3, "label": name} | (styles or {}).get(name, {})
         (drawn,) = axes.plot(line.index, line["mean"], **style)
-        if line["n"].max() > 1:
+        if line["n"].max() >= FEWEST_OF_A_BAND:
             low, high = line["mean"] - line["half_width"], line["mean"] + line["half_width"]
             style = {"color": drawn.get_color(), "alpha": 0.15, "linewidth": 0}
             axes.fill_between(line.index, low, high, **style)
+        elif line["n"].max() > 1:
+            dots = values[name].reset_index(name="value")
+            dots = dots[dots[x].isin(line.index)]
+            axes.scatter(dots[x], dots["value"], s=9, color=drawn.get_color(), alpha=0.6)
     axes.grid(alpha=0.3)
     if alone:
         axes.set(xlabel=x)

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from tqdm import tqdm
 
 from tape.files import reading, write_text
 from tape.model.checkpoint import REWRITTEN, load, state_of_files
 from tape.model.modeling import TapeForCausalLM
+from tape.progress import track
 from tape.runs.folder import differences, locked
 
 FILE = "parts.jsonl"
@@ -152,7 +152,8 @@ def complete_shard(
         done, own = {row["batch"] for row in rows}, shard.numbers(len(batches))
         missing = {number: batches[number] for number in own if number not in done}
         before, total = (sum(batches[n].cost for n in numbers) for numbers in (done, own))
-        bar = tqdm(total=total, initial=before, unit="token", unit_scale=True, disable=None)
+        how = {"unit": " tokens", "unit_scale": True}
+        bar = track(desc="evaluation", total=total, initial=before, **how)
         with bar, path.open("a", encoding="utf-8") as file:
             for number, given in answered(missing):
                 batch = batches[number]

@@ -11,13 +11,13 @@ import numpy as np
 import transformers
 
 from tape.evaluation import scoring
-from tape.evaluation.curves import Binned, binned, figure_of, read_curves, write
+from tape.evaluation.curves import Binned, binned, figure_of, read_curves, scoring_note, write
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.texts import Text, open_text
-from tape.evaluation.windows import Batch, batches_of, strides_of, windows_of
+from tape.evaluation.windows import SPREAD, Batch, batches_of, strides_of, windows_of
 from tape.files import check_folder, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
@@ -32,16 +32,37 @@ def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
         why = "the dtype is too narrow for them, or the encoding is undefined at this length"
         raise ValueError(f"{what}: its weights are damaged, {why}")
     positions = np.concatenate([window.positions for window in batch.windows])
-    return {"length": batch.length, "bins": binned(positions, losses)}
+    found = {"length": batch.length, "bins": binned(positions, losses)}
+    if batch.counted is not None:
+        last = positions >= batch.length - batch.counted
+        found["counted"] = [int(last.sum()), float(losses[last].sum())]
+    return found
 
 
-def plan(text: Text, convention: str, strides: dict[int, int], batch_tokens: int) -> list[Batch]:
-    """Returns all windows in batches, the costliest first: if memory is short, it shows at once."""
-    batches = []
+def plan(
+    text: Text,
+    convention: str,
+    strides: dict[int, int],
+    batch_tokens: int,
+    scored: int | None = None,
+) -> list[Batch]:
+    """Returns all windows in batches, the costliest first: if memory is short, it shows at once.
+    The longest windows of `spread` are read as a whole, for the losses by position."""
+    batches, longest = [], max(strides)
     for length, stride in strides.items():
-        windows = windows_of(convention, len(text.tokens), length, stride)
-        batches += batches_of(windows, length, batch_tokens)
+        windows = windows_of(convention, len(text.tokens), length, stride, longest, scored)
+        counted = stride if (convention, length) == (SPREAD, longest) else None
+        if counted is not None:
+            windows = [window._replace(first=window.start + 1) for window in windows]
+        batches += batches_of(windows, length, batch_tokens, counted)
     return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
+
+
+def places_of(batches: list[Batch]) -> str:
+    """Returns a hash of the places of all windows of a sample: with that of its text, it says which
+    tokens were scored."""
+    windows = sorted({(x.stop, batch.length) for batch in batches for x in batch.windows})
+    return hashlib.sha256(json.dumps(windows).encode()).hexdigest()
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -62,7 +83,7 @@ def run(arguments: argparse.Namespace) -> str:
     given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
     text = open_text(*given, arguments.whole, arguments.token_dtype)
     text.check(model.config.vocab_size)
-    batches = plan(text, convention, strides, arguments.batch_tokens)
+    batches = plan(text, convention, strides, arguments.batch_tokens, arguments.scored_tokens)
     header = {
         **identified(folder, model),
         "text": text.fingerprint(),
@@ -76,6 +97,8 @@ def run(arguments: argparse.Namespace) -> str:
     }
     if position is not None:
         header["position"] = position
+    if convention == SPREAD:
+        header["places"] = places_of(batches)
     digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
     results = out.with_suffix("") / f"{convention}-{digest}"
     print(f"{folder}: shard {shard} of {text.name}, {len(text.tokens):,} tokens, {convention}")
@@ -90,29 +113,37 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
     convention, out, measured = arguments.convention, arguments.out, header["model"]
     if not (arguments.model / TRAINED).is_file():  # a run's weights have one configuration
         measured = hashlib.sha256(f"{measured} {header['config']}".encode()).hexdigest()
+    scored_text = header["text"]
+    if places := header.get("places"):
+        scored_text = hashlib.sha256(f"{scored_text} {places}".encode()).hexdigest()
     about = {
         "model": arguments.model.resolve().name,
         "extend": extension(arguments),
         "model_hash": measured[:16],
         "data": text,
-        "data_hash": header["text"][:16],
+        "data_hash": scored_text[:16],
         "convention": convention,
         "stride": "" if convention == "disjoint" else header["strides"][-1],
         "batch_size": header["batch_size"] or "",
         "dtype": arguments.dtype,
     }
     by_length: dict[int, list[Binned]] = {length: [] for length in header["lengths"]}
+    counted: dict[int, list[tuple[int, float]]] = {}
     with reading(results):
         for row in rows:
             by_length[row["length"]].append(row["bins"])
+            if "counted" in row:
+                counted.setdefault(row["length"], []).append(row["counted"])
         # In an evaluation's folder, which comparisons read (`read_evaluation`).
         alone = out.resolve().parent.parent == arguments.model.resolve()
-        found = write(out, about, by_length, alone)
+        found = write(out, about, by_length, alone, counted)
     write_figure(figure_of(*read_curves(out)), out.with_suffix(""), ["png"])
     lines = [["window", "scored tokens", "loss", "perplexity"]]
     for x in found:
         lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
-    table = markdown_table(lines)
+    counts = {x.length: x.tokens for x in found}
+    note = scoring_note(convention, about["stride"], counts, text)
+    table = f"{markdown_table(lines)}\n\n{note}"
     return f"{table}\n\nalso in {out}, with a picture and the loss by position beside it"
 
 

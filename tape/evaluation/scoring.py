@@ -11,10 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from tape.evaluation.windows import Batch, Window, batches_of
 from tape.model.modeling import TapeForCausalLM
+from tape.progress import track
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOGITS = 2**21  # to hold at once: 8 MiB in float32
@@ -80,6 +80,6 @@ def perplexity(
     model: TapeForCausalLM, tokens: np.ndarray, windows: list[Window], length: int
 ) -> Perplexity:
     """Returns the perplexity of the tokens that windows of this length score, weighted alike."""
-    bar = tqdm(batches_of(windows, length), f"perplexity at {length}", leave=False, disable=None)
+    bar = track(batches_of(windows, length), desc=f"perplexity at {length}", leave=False)
     found = np.concatenate([losses(model, tokens, batch) for batch in bar])
     return Perplexity(length, len(found), float(found.mean()))

@@ -69,6 +69,7 @@ class Panel(NamedTuple):
     log: str = ""  # "x" or "xy": axes that are logarithmic
     share: bool = False  # whether the values are from 0 to 1
     levels: tuple[str, ...] = ()  # measures whose means over all runs are horizontal lines
+    title: Callable[[Asked, pd.DataFrame], str] | None = None  # from what a run was asked, and rows
 
 
 class HeatMap(NamedTuple):
@@ -98,6 +99,7 @@ class View(NamedTuple):
         columns: of the table, from these settings of each run and the rows of all.
         best: takes the rows of `measure` whose mean orders the table, from the settings of a run;
             all rows if it takes none of any run. A loss is better if it is lower.
+        note: what the values are of, below the table, from the settings of a run and all rows.
     """
 
     keys: tuple[str, ...]
@@ -106,3 +108,4 @@ class View(NamedTuple):
     measure: str = "accuracy"
     panels: tuple[Panel, ...] = ()
     heatmap: HeatMap | None = None
+    note: Callable[[Asked, pd.DataFrame], str] | None = None

@@ -1,7 +1,9 @@
 """Windows of a text, and the tokens that each of them scores.
 
 A window is read at once, without a cache of the text before it. The conventions in use differ in
-their windows and in the scored tokens, and so in their perplexities.
+their windows and in the scored tokens, and so in their perplexities. Only ALIKE score the same
+tokens at every length. Under the others shorter windows score other tokens, with less context, so a
+perplexity that falls with the length says nothing about extrapolation.
 """
 
 from itertools import groupby
@@ -12,6 +14,9 @@ import numpy as np
 from tape.parsers import BATCH_TOKENS
 
 STRIDE = 256  # the paper's and LongLoRA's
+SPREAD = "spread"
+SCORED_TOKENS = 16_384  # by windows that are spread over a text
+ALIKE = ("sliding", SPREAD)
 
 
 class Window(NamedTuple):
@@ -53,14 +58,34 @@ def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
     return paper(tokens + 1, length, stride)
 
 
-CONVENTIONS = {"sliding": sliding, "paper": paper, "longlora": longlora, "disjoint": disjoint}
+def spread(tokens: int, length: int, stride: int, longest: int, scored: int) -> list[Window]:
+    """Windows that score about `scored` tokens, none of them twice, spread evenly over the text.
+    Each scores its last `stride`, as most windows of `sliding` do. They end where windows of the
+    `longest` compared length fit as well, so the same tokens are scored at every length."""
+    check_stride(stride, length)
+    first = max(longest, stride)
+    if tokens < first:
+        what = f"{tokens:,} tokens of text are fewer than one window of {longest:,}"
+        raise ValueError(f"{what}; give more text, or smaller lengths")
+    count = min(max(1, scored // stride), 1 + (tokens - first) // stride)
+    ends = np.linspace(first, tokens, count).astype(np.int64).tolist()
+    return [Window(end - length, end - stride, end) for end in ends]
+
+
+CONVENTIONS = {
+    "sliding": sliding,
+    "spread": spread,
+    "paper": paper,
+    "longlora": longlora,
+    "disjoint": disjoint,
+}
 
 
 def strides_of(convention: str, lengths: list[int], stride: int | None = None) -> dict[int, int]:
-    """Returns the stride by window length: as given, or the length for `disjoint`. For the others
-    STRIDE, but the shortest length if that is less (of `sliding` half of it, if it is not more), as
-    no token may be left out. Raises a ValueError for a stride that the convention does not
-    allow."""
+    """Returns the stride by window length: as given, or the length for `disjoint`, half of the
+    shortest length for `spread`. For the others STRIDE, but the shortest length if that is less (of
+    `sliding` half of it, if it is not more), as no token may be left out. Raises a ValueError for a
+    stride that the convention does not allow."""
     if convention == "disjoint":
         for length in lengths:
             if stride not in (None, length):
@@ -68,9 +93,9 @@ def strides_of(convention: str, lengths: list[int], stride: int | None = None) -
         return {length: length for length in lengths}
     shortest = min(lengths)
     if stride is None:
-        own = shortest // 2 if convention == "sliding" else shortest
-        stride = own if shortest <= STRIDE else STRIDE
-    if convention == "sliding":
+        own = shortest // 2 if convention in ALIKE else shortest
+        stride = own if shortest <= STRIDE or convention == SPREAD else STRIDE
+    if convention in ALIKE:
         check_stride(stride, shortest)
     return dict.fromkeys(lengths, stride)
 
@@ -81,29 +106,25 @@ def check_stride(stride: int, length: int) -> None:
         raise ValueError(f"stride={stride} must lie in 1..{length - 1}, below the window's length")
 
 
-def windows_of(convention: str, tokens: int, length: int, stride: int) -> list[Window]:
+def windows_of(
+    convention: str,
+    tokens: int,
+    length: int,
+    stride: int,
+    longest: int | None = None,
+    scored: int | None = None,
+) -> list[Window]:
     """Returns the windows of a text of this many `tokens`, with `stride` from `strides_of`; raises
-    a ValueError for a text that is too short."""
-    windows = CONVENTIONS[convention](tokens, length, stride) if tokens >= length else []
+    a ValueError for a text that is too short. `spread` depends on the `longest` compared length (by
+    default this one) and on how many tokens are to be `scored` (SCORED_TOKENS)."""
+    sample = (longest or length, scored or SCORED_TOKENS) if convention == SPREAD else ()
+    windows = []
+    if tokens >= length:
+        windows = CONVENTIONS[convention](tokens, length, stride, *sample)
     if not windows:
         what = f"{tokens:,} tokens of text have no window of {length:,} that convention"
         raise ValueError(f"{what} {convention!r} scores; give more text, or smaller lengths")
     return windows
-
-
-def spread(available: int, length: int, longest: int, stride: int, tokens: int) -> list[Window]:
-    """Returns windows that score about `tokens` tokens, none of them twice, spread evenly over a
-    text of `available` tokens. Each scores its last `stride`, as most windows of `sliding` do.
-
-    Windows end where windows of the `longest` compared length fit as well, so the same tokens are
-    scored at every length."""
-    check_stride(stride, length)
-    first = max(longest, stride)
-    if available < first:
-        raise ValueError(f"{available:,} tokens of text are fewer than one window of {longest:,}")
-    count = min(max(1, tokens // stride), 1 + (available - first) // stride)
-    ends = np.linspace(first, available, count).astype(np.int64).tolist()
-    return [Window(end - length, end - stride, end) for end in ends]
 
 
 class Batch(NamedTuple):
@@ -111,6 +132,7 @@ class Batch(NamedTuple):
 
     length: int  # of the convention's windows; the last of a text may be shorter
     windows: list[Window]
+    counted: int | None = None  # the last tokens of each, those of the length's mean; None: all
 
     @property
     def cost(self) -> int:
@@ -118,10 +140,13 @@ class Batch(NamedTuple):
         return sum(window.stop - window.start for window in self.windows)
 
 
-def batches_of(windows: list[Window], length: int, tokens: int = BATCH_TOKENS) -> list[Batch]:
+def batches_of(
+    windows: list[Window], length: int, tokens: int = BATCH_TOKENS, counted: int | None = None
+) -> list[Batch]:
     """Groups windows in their order, as many together as have `tokens` tokens."""
     most, batches = max(1, tokens // length), []
     for _, alike in groupby(windows, key=lambda window: window.stop - window.start):
         found = list(alike)
-        batches += [Batch(length, found[i : i + most]) for i in range(0, len(found), most)]
+        parts = (found[i : i + most] for i in range(0, len(found), most))
+        batches += [Batch(length, part, counted) for part in parts]
     return batches

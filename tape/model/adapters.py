@@ -100,16 +100,22 @@ def _of_settings(owner: str, given: Any, cls: type) -> Any:
 
 
 def adapt(
-    model: TapeForCausalLM, method: Method, base: str, base_weights: str, frozen: str | None = None
+    model: TapeForCausalLM,
+    method: Method,
+    base: str,
+    base_weights: str,
+    frozen: str | None = None,
+    length: int | None = None,
 ) -> TapeForCausalLM | PeftModel:
     """Enables the method's trainable parameters and records in the configuration: the method, the
-    folder or hub name of the base, its hash or revision, and the storage of frozen weights.
+    folder or hub name of the base, its hash or revision, and the storage of frozen weights. Groups
+    divide sequences of `length` tokens, by default all that the model reads.
 
     Raises:
         ValueError: if nothing would train, or for groups that do not fit the training length.
     """
     if method.groups is not None:
-        length = model.config.max_position_embeddings
+        length = length or model.config.max_position_embeddings
         if length % (2 * method.groups):
             raise ValueError(
                 f"peft.groups={method.groups}: length={length} must be a multiple of "

@@ -5,6 +5,7 @@ with results.csv and settings.json) count as the runs in it.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tape.evaluation.curves import MIN_WINDOWS
 from tape.evaluation.tables import markdown_table, median_length, over_seeds
 from tape.evaluation.view import Column
 from tape.files import write_text
+from tape.provenance import place_of
 from tape.results.figures import write_figures
 from tape.results.rows import RATE, Comparison, kind_of, read
 from tape.results.runs import end, missing_note, view_of, write_runs
@@ -95,8 +97,26 @@ def markdown(found: Comparison, baseline: str | None = None) -> str:
         no_gain="perplexity" in found.groups and titles.isdisjoint(WITH_GAIN),
         windows=MIN_WINDOWS,
         rates=_own_rates(found),
+        notes=_notes(found),
+        places=_places(found),
     )
     return text.strip("\n") + missing_note(found.missing)
+
+
+def _notes(found: Comparison) -> list[str]:
+    """What the values of each evaluation are of."""
+    notes = []
+    for kind, groups in found.groups.items():
+        asked = next(iter(groups.values()))[0].asked[kind]
+        if (note := view_of(kind).note) is not None:
+            notes.append(note(asked, found.rows[kind]))
+    return notes
+
+
+def _places(found: Comparison) -> list[str]:
+    """On which machines, with how many threads and which torch the runs were made, and how many."""
+    counts = Counter(place_of(run.origin) or "unknown" for run in found.runs)
+    return [f"{place} ({count} run{'s' * (count > 1)})" for place, count in counts.items()]
 
 
 def _own_rates(found: Comparison) -> list[str]:

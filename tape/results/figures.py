@@ -29,6 +29,9 @@ def curves(found: Comparison) -> Figure | None:
     for axes, (kind, panel, rows) in zip(every, panels, strict=True):
         trained = {} if panel.x == "step" else _trained(found, kind)
         draw_panel(axes, panel, rows, trained, styles)
+        if panel.title is not None:
+            asked = next(iter(found.groups[kind].values()))[0].asked[kind]
+            axes.set_title(panel.title(asked, rows), fontsize="small")
         for style, measure in zip((":", "-.", "--"), panel.levels, strict=False):
             if len(level := select(found.rows[kind], measure)):
                 look = {"color": "gray", "linestyle": style, "linewidth": 1}

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
-from tqdm import tqdm
 
 from tape import provenance
 from tape.files import check_folder, check_replaceable, write_text
+from tape.progress import track
 from tape.provenance import TRAINED
 from tape.runs.folder import CONFIGURATION
 
@@ -39,7 +39,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
     check_folder(out)
     check_replaceable("--out", out / INDEX, MARK)
     found = dict.fromkeys(path for root in folders for path in walk(root))
-    sections = [section_of(folder) for folder in tqdm(found, disable=None)]
+    sections = [section_of(folder) for folder in track(found, desc="reading")]
     sections = [each for each in sections if each["texts"] or each["pictures"]]
     runs = [folder for folder in found if (folder / CONFIGURATION).is_file()]
     unfinished = [run for run in runs if not finished(run)]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from tqdm import tqdm
 
+from tape.progress import track
 from tape.settings import schema
 from tape.settings.composition import compose_run, override
 from tape.settings.groups import CONFIG, PACKAGE, options
@@ -29,6 +29,7 @@ Sweep = Mapping[str, Any]  # its settings, completed by `sweep_of`
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
 OF_NO_FILE = re.compile(r"\b(name|_target_|output_dir|cache_dir)$")  # position=tape is no folder
 OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
+OF_CONVENTION = {"stride", "scored_tokens"}  # arguments that depend on --convention
 OF_ROWS = re.compile(r"(position|peft|ablation)\b.*|trainer\.learning_rate|learning_rates\..*")
 
 
@@ -132,7 +133,7 @@ def check_evaluations(runs: Sequence[Run]) -> None:
     if len(asked) > 1:
         told = (f"{run.folder} by {commands or 'no command'}" for commands, run in asked.items())
         what = "runs that are evaluated differently cannot be compared"
-        how = "after --, give evaluate.perplexity.lengths and .stride, or what differs, for all"
+        how = "after --, give evaluate.perplexity.lengths, or what differs, for all"
         raise ValueError(f"{what}: {', '.join(told)}; {how}")
 
 
@@ -163,7 +164,7 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
     alike: dict[str, str] = {}  # settings -> row
     runs: list[Run] = []
     count = prod(map(len, axes.values()))
-    bar = tqdm(total=count, desc="composing", unit="row", disable=None, leave=False)
+    bar = track(total=count, desc="composing", unit="row", leave=False)
     for seed, *chosen in product(seeds, *axes.values()):
         values = dict(zip(axes, chosen, strict=True))
         row = row_of(values)
@@ -208,11 +209,8 @@ def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | Non
     folder = Path(settings["output_dir"])
     commands: list[tuple[str, ...]] = [("train", *command)]
     for name, given in (settings.pop("evaluate") or {}).items():
-        arguments: list[str] = []
-        for option, value in (given or {}).items():
-            arguments += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
         if given is not None:
-            commands.append((name, *arguments, *cfg["evaluation"]))
+            commands.append((name, *arguments_of(given, cfg["evaluation"])))
     log = Path(cfg["out"], f"{folder.name}.log")
     read = (value for key, value in nodes(settings) if not OF_NO_FILE.search(key))
     each = (text for value in read for text in (value if isinstance(value, list) else [value]))
@@ -232,6 +230,19 @@ def contrasts_of(cfg: Sweep) -> list[str]:
         for text, (task, *labels) in usual
         if task in tasks and all(re.sub(r" \w+=", "_", label) in varied for label in labels)
     ]
+
+
+def arguments_of(given: Mapping[str, Any], more: Sequence[str]) -> list[str]:
+    """Returns the arguments of an evaluation: those of a run's settings, and `more`, which replace
+    them. Another convention also replaces the arguments that depend on it."""
+    replaced = {word[2:].partition("=")[0] for word in more if word.startswith("--")}
+    if "convention" in replaced:
+        replaced |= OF_CONVENTION
+    arguments: list[str] = []
+    for option, value in given.items():
+        if option not in replaced:
+            arguments += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
+    return [*arguments, *more]
 
 
 def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> list[str]:

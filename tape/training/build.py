@@ -22,6 +22,7 @@ from tape.positions.schedules import YARN
 from tape.validation import check_arguments
 
 KEEP = "keep"  # keeps the position of a base model
+LENGTH = "max_position_embeddings"
 # Fields that change the shape, the number or the meaning of weights.
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "head_dim", "hidden_act"}
 SIZES |= {"num_hidden_layers", "num_recurrences", "num_attention_heads", "num_key_value_heads"}
@@ -75,8 +76,9 @@ def build_model(
 def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
     """Returns the configuration of the checkpoint `base` (a folder or a name on the hub) with other
     fields. The name "keep" in `position` keeps the checkpoint's encoding, of which other arguments
-    are replaced; null arguments of YaRN extend its length to the new one. Raises a ValueError if
-    there is no such checkpoint, or for settings that do not fit its weights."""
+    are replaced; null arguments of YaRN extend its length to the new one. A checkpoint of a longer
+    context keeps its length. Raises a ValueError if there is no such checkpoint, or for settings
+    that do not fit its weights."""
     check_arguments("model", shape, FIELDS)
     owner, keeps = f"base_model={base}", position["name"] == KEEP
     if (Path(base) / ADAPTER).is_file():
@@ -88,8 +90,11 @@ def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -
     if keeps:
         position = position | {"name": before.position["name"]}
     changes = {name: value for name, value in shape.items() if value is not None}
-    length = None if keeps else changes.get("max_position_embeddings")
-    position = _extended(position, before, length)
+    trained = changes.get(LENGTH)
+    position = _extended(position, before, None if keeps else trained)
+    if trained is not None and trained < before.max_position_embeddings:
+        changes[LENGTH] = kept = before.max_position_embeddings
+        log.info("%s reads %s tokens, and keeps that: it trains on %s", base, kept, trained)
     changes["adaptation"] = None  # the checkpoint's own is completed
     given = changes | {"position": position}
     config = _settled(owner, lambda: TapeConfig.from_pretrained(base, **given))

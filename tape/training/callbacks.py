@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 
+from tape.progress import track
 from tape.runs.metrics import validated
 
 MORE = 0.2  # further steps, of those until the criterion was reached
@@ -47,6 +48,7 @@ class Console(TrainerCallback):
         # With waiting for data, without evaluation and saving:
         self.seconds, self.steps = 0.0, 0
         self.began = None
+        self.bar: tqdm | None = None  # of the evaluation that is under way
 
     def on_train_begin(self, args, state, control, **kwargs):
         if args.device.type == "cuda":
@@ -80,6 +82,16 @@ class Console(TrainerCallback):
             return
         if state.is_world_process_zero:
             print(f"step {state.global_step}/{state.max_steps}  {line}", flush=True)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        if state.is_world_process_zero:
+            self.bar = self.bar or track(desc="validation", total=len(eval_dataloader), leave=False)
+            self.bar.update()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.close()
+        self.bar = None
 
     def on_save(self, args, state, control, **kwargs):
         self.began = time.perf_counter()

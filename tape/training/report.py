@@ -29,8 +29,9 @@ TEXT = """\
 {table}
 
 The last {stride} tokens of windows spread over the validation text are scored: {tokens:,} tokens, \
-the same at every length.
+the same at every length. 1x is the length of the training sequences, {length:,} tokens{kept}.
 """
+KEPT = "; the model keeps the {:,} of its base"
 ABOUT_GRAMS = """
 The n-gram models are interpolated Kneser-Ney models of the {:,} training tokens that the run saw.
 """
@@ -43,7 +44,7 @@ def scored_windows(
     the text and the encoding's range allow."""
     longest = model.model.position.max_positions or len(stream)
     lengths = [n * length for n in (1, 2, 4) if n * length <= min(longest, len(stream))]
-    return {n: spread(len(stream), n, lengths[-1], length // 2, tokens) for n in lengths}
+    return {n: spread(len(stream), n, length // 2, lengths[-1], tokens) for n in lengths}
 
 
 def places(windows: list[Window]) -> np.ndarray:
@@ -145,7 +146,9 @@ def write_report(
         cells = ["perplexity of the base", *cells, *["-"] * len(grams)]
         lines = [[*line, cell] for line, cell in zip(lines, cells, strict=True)]
     about, table = headline(summary), markdown_table(lines)
-    counts = {"stride": length // 2, "tokens": len(scored)}
+    longest = model.config.max_position_embeddings
+    kept = KEPT.format(longest) if longest > length and base is not None else ""
+    counts = {"stride": length // 2, "tokens": len(scored), "length": length, "kept": kept}
     text = TEXT.format(name=folder.name, headline=about, table=table, **counts)
     if grams:
         text += ABOUT_GRAMS.format(seen.size)

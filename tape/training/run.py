@@ -21,7 +21,14 @@ from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_arguments
-from tape.training.build import adapt_model, adapted_config, build_model, identity, new_config
+from tape.training.build import (
+    LENGTH,
+    adapt_model,
+    adapted_config,
+    build_model,
+    identity,
+    new_config,
+)
 from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
 from tape.training.optimizer import check_rates
 from tape.training.task import Task
@@ -66,7 +73,8 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         encoding = model.config.position["name"]
         log.info("position %s, attention %s, %s, %s", encoding, kernel, size, task.describe())
         if method:
-            model = adapt(model, method, base, record["base_weights"], settings.frozen)
+            trained, weights = settings.model.get(LENGTH), record["base_weights"]
+            model = adapt(model, method, base, weights, settings.frozen, trained)
             cast_frozen(model, settings.frozen)
             log.info(describe(model))
         trainer = trainer_of(settings, arguments, task, model, checkpoint)

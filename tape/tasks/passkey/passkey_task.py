@@ -11,13 +11,13 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.data.blocks import tokenize
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
+from tape.progress import track
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.passkey.sequences import (
     BENCHMARK,
@@ -121,7 +121,7 @@ class PasskeyQuestions(Questions):
         sample, count = self._draft(0.5), token_counter(tokenizer)
         check_tokenizer(tokenizer, sample.prompt(sample.stretches(SAMPLE)).text)
         lengths = range(self.interval, self.max_tokens + 1, self.interval)
-        lengths = tqdm(lengths, desc="prompts", leave=False, disable=None)
+        lengths = track(lengths, desc="prompts", leave=False)
         groups = [[*self._of_length(length, count)] for length in lengths]
         room = max(count(prompt.answer) for group in groups for _, prompt in group)
         room += ROOM * self.values
