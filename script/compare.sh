@@ -13,6 +13,7 @@
 # Failed runs are listed below the table, and the exit status is 1. Rerunning the command resumes the
 # work.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 [[ ${EXPERIMENT:-} != compare_quick ]] || export SEEDS=${SEEDS:-0 1 2}
 NAME=${NAME:-encodings} exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" encodings \
     ${EXPERIMENT:+"recipe=$EXPERIMENT"} ${BASELINE:+"baseline='$BASELINE'"} -- "$@"

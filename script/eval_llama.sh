@@ -12,6 +12,7 @@
 # Results are in perplexity.csv, in ${model_path} or, if that is no run of train.py, in output/.
 # Rerunning the command resumes the work.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 text=${DATA_DIR:-../data}/${data:-proof_pile}.bin
 if [[ ! -f $text ]]; then

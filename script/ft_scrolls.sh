@@ -14,6 +14,7 @@
 #
 # The result is in output/scrolls/$DATASET_NAME/$TYPE; generate its answers with script/gen_scrolls.sh.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 

@@ -8,6 +8,7 @@
 #
 # Rerunning the command resumes the work.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 

@@ -8,6 +8,7 @@
 # Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM, has saved the
 # steps that it had made and can be resumed.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 trap 'exit 75' TERM # until the run begins
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh

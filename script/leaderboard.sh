@@ -14,6 +14,7 @@
 # An encoding takes less than two core-hours. Rerunning the command resumes the work. The page is
 # output/leaderboard/leaderboard.md.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TYPES:?name the encodings, such as TYPES=rope}"
 name=${NAME:-leaderboard}

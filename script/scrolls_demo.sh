@@ -9,6 +9,7 @@
 # Answers are in scrolls/sample, scores and a page of the answers in its metrics/. Rerunning the
 # command resumes the work.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 

@@ -6,6 +6,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash script/setup.sh
 # Extras of pyproject.toml, which later calls keep: EXTRAS=flash,deepspeed bash script/setup.sh
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Concurrent calls wait for the one that installs.

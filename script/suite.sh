@@ -12,6 +12,7 @@
 #
 # The table is in output/compare_${NAME}. Rerunning the command resumes the work.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 sweep=suite
 if [[ ${1:-} == quick ]]; then
     sweep=suite_quick

@@ -15,6 +15,7 @@
 # Finished runs are not repeated (docs/commands.md). On SIGTERM or SIGHUP all runs save and the exit
 # status is 75: rerunning the command resumes the work.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 

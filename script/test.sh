@@ -3,6 +3,7 @@
 #   bash script/test.sh [pytest arguments]
 # Instead of the fast tests: the slow ones (-m slow).
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export EXTRAS=dev${EXTRAS:+,$EXTRAS}
 source script/environment.sh

@@ -10,6 +10,7 @@
 # experiment=c4. Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM,
 # has saved the steps that it had made and can be resumed.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 TYPE=${TYPE:-adape}
 text='${oc.select:data.name,${hydra:runtime.choices.data}}'
 if [[ " $*" != *" name="* && " $*" != *" output_dir="* ]]; then

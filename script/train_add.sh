@@ -5,5 +5,6 @@
 # are the paper's, `experiment=addition_quick name=add_trial` takes seconds. The result is in
 # output/add_${TYPE}; script/eval_add.sh evaluates it.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 exec bash "$(dirname "${BASH_SOURCE[0]}")/train.sh" \
     experiment=addition name="add_${TYPE:-adape}" "$@"

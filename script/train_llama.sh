@@ -9,6 +9,7 @@
 # in output/llama_${TYPE}: an adapter, or for adape and ft the whole model. Rerunning the command
 # resumes a stopped run.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 TYPE=${TYPE:-adape}
 TYPE=${TYPE/#tape/adape} # tape has the paper's name here
 exec bash "$(dirname "${BASH_SOURCE[0]}")/launch.sh" \

@@ -8,6 +8,7 @@
 # The result is in output/${TASK}_${TYPE}; the accuracy by length and its picture are in its folder
 # synthetic. Rerunning the command resumes a stopped run.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 TASK=${TASK:-parity} TYPE=${TYPE:-adape}

@@ -1,6 +1,7 @@
 """Shared by all command lines: checked numbers, and errors in one line."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,20 @@ def is_expected(error: Exception) -> bool:
     imported yet."""
     no_memory = type(error).__name__ == "OutOfMemoryError" or NO_MEMORY in str(error)
     return isinstance(error, EXPECTED) or (isinstance(error, RuntimeError) and no_memory)
+
+
+@contextmanager
+def ending_with_the_reader() -> Iterator[None]:
+    """Ends the process without an error message if the reader of its output has ended, as `head`
+    does."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed again at the end
+        sys.exit(1)
 
 
 @contextmanager

@@ -3,6 +3,7 @@ all results: what it shows, and that nothing on it is run or loaded."""
 
 import html
 import json
+import os
 import re
 import shutil
 
@@ -248,7 +249,8 @@ def test_the_page_shows_what_the_folders_hold(output, tmp_path, capsys):
     tags, text = re.findall(r"<(\w+)", page), html.unescape(re.sub("<[^>]*>", "", page))
     assert "the table" in text
     assert all(f"\n{output / name}\n" in text for name in ("half", "longer", "report"))
-    assert re.findall("<t[hd]>(.*)</t[hd]>", page) == ["encoding", "n", "rope", "3"]
+    of_sections = page[page.index("</nav>") :]
+    assert re.findall("<t[hd]>(.*)</t[hd]>", of_sections) == ["encoding", "n", "rope", "3"]
     sources = re.findall(r'<img [^>]*src="(.{22})', page)
     assert sources == ["data:image/png;base64,"] * 2 and tags.count("img") == 2
     assert (tags.count("li"), tags.count("a"), tags.count("section")) == (3, 3, 3)
@@ -259,6 +261,27 @@ def test_the_page_shows_what_the_folders_hold(output, tmp_path, capsys):
     assert not re.search(r"<[^>]* on\w+=", page)
     for told in (EVIL, "<b>&amp; more</b>", "[y](z) \N{REPLACEMENT CHARACTER}[2J"):
         assert told in text
+
+
+def test_the_page_begins_with_the_newest_comparison_and_ends_with_runs(tmp_path):
+    """And so does the summary above them, which has the first row of each one's first table."""
+    folders = {"a_run": 9, "zoo/table": 5, "old": 1, "new": 3}
+    for name, age in folders.items():
+        file = "report/report.md" if name == "a_run" else "table.md"
+        file = "state.md" if name == "zoo/table" else file
+        write_text(tmp_path / name / file, f"| row | n |\n|---|---|\n| {name} | 3 |\n")
+        os.utime(tmp_path / name / file, (age, age))
+    for name in ("run.json", "trained.json"):
+        write_text(tmp_path / "a_run" / name, "{}")
+    write_text(tmp_path / "a_run" / "grid" / "summary.md", "of the run")
+    tape("report", tmp_path, "--out", tmp_path / "page")
+    page = (tmp_path / "page" / "index.html").read_text()
+    order = ["new", "old", "zoo/table", "a_run/grid", "a_run"]
+    links = re.findall(r'<a href="#(\d)">(.*)</a>', page)
+    assert links == [(str(n), f"{tmp_path / name}") for n, name in enumerate(order, 1)]
+    sections = re.findall(r'<section id="(\d)">\n<h2>(.*)</h2>', page)
+    assert sections == links
+    assert page.index("Comparisons") < page.index("row new, n 3") < page.index("Single runs")
 
 
 def test_what_cannot_be_reported_is_refused(output, tmp_path):

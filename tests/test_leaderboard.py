@@ -21,9 +21,10 @@ TEXT, TIME = TITLED["text"], TITLED["decoding"]
 
 
 def ropes(column, given=()):
-    """The runs of RoPE with seed 1."""
-    runs = board.runs_of(column.source, given)
-    return [run for run in runs if (board.row_of(run), run.seed) == ("rope", 1)]
+    """The runs of RoPE with seed 1, by their row."""
+    rows = board.runs_of(column.source, given).items()
+    found = {row: [run for run in runs if run.seed == 1] for row, runs in rows}
+    return {row: runs for row, runs in found.items() if row.startswith("rope") and runs}
 
 
 def texts(column, **values):
@@ -51,12 +52,21 @@ def test_the_best_and_what_is_within_its_standard_error_are_marked():
 
 
 def test_differences_are_those_of_the_same_seed():
-    runs = {(board.row_of(run), run.seed): run for run in board.runs_of(TEXT.source, [])}
+    rows = board.runs_of(TEXT.source, []).items()
+    runs = {(row, run.seed): run for row, each in rows for run in each}
     at = "measure == 'loss' and length == 1024 and first != first"
     fire, rope = (runs[name, 3].rows.query(at)["value"].item() for name in ("fire", "rope"))
     diverged = replace(runs["fire", 2], rows=runs["fire", 2].rows.assign(value=nan))
+    better = runs["rope", 2].rows
+    better = replace(runs["rope", 2], rows=better.assign(value=better["value"] - 0.5))
+    near = replace(runs["fire", 2])
     values = board.values_of(TEXT, [diverged]).set_index(["encoding", "seed"])["value"]
-    assert values["fire", 3] == fire - rope and values["fire", 2] == inf
+    assert values["fire", 3] == fire - rope and values["fire (yours)", 2] == inf
+    own = board.values_of(TEXT, [near, better]).set_index(["encoding", "seed"])["value"]
+    assert own["fire (yours)", 2] == pytest.approx(own["fire", 2] + 0.5)  # to the given RoPE
+    assert own["fire", 2] == values["fire", 2] and own["rope (yours)", 2] == 0
+    alone = board.values_of(TEXT, [near]).set_index(["encoding", "seed"])["value"]
+    assert alone["fire (yours)", 2] == alone["fire", 2]
     assert not values["rope"].any()
     refuses("seed 9: rope has no run", board.values_of, TEXT, [replace(runs["fire", 2], seed=9)])
 
@@ -66,32 +76,36 @@ def test_runs_by_the_recipes_of_today_are_beside_committed_ones(name, tmp_path):
     columns = {each: TITLED[each.split()[0]] for each in ("text", "bigrams", "addition")}
     columns |= {"passkey": TITLED["pass"], "synthetic data=flip_flop": FLIPS}
     for recipe, column in columns.items():
-        (like,), words = ropes(column), f"position={name} experiment={recipe}".split()
+        (like,), words = ropes(column)["rope"], f"position={name} experiment={recipe}".split()
         recorded = RunSettings(**compose_run(words)[1]).recorded
         (tmp_path / TRAINED).write_text(json.dumps(recorded))
         own = {x: y for x, y in like.settings.items() if x.startswith(("tokens.", "sequences_"))}
         given = replace(like, settings=settings_of(tmp_path)[1] | own)
-        assert name in {*board.values_of(column, [given])["encoding"]}
+        rows = {*board.values_of(column, [given])["encoding"]}
+        assert rows & {name, f"{name} (yours)"}
 
 
-def test_submitted_runs_replace_committed_ones_and_given_ones_replace_those(monkeypatch):
-    theirs, given = (replace(*ropes(FLIPS), folder=Path(name)) for name in ("theirs", "given"))
+def test_submitted_runs_replace_committed_ones_and_given_ones_are_apart(monkeypatch):
+    (run,) = ropes(FLIPS)["rope"]
+    theirs, given = (replace(run, folder=Path(name)) for name in ("theirs", "given"))
     monkeypatch.setattr(board, "submitted", lambda: [theirs])
-    assert (ropes(FLIPS), ropes(FLIPS, [given])) == ([theirs], [given])
+    assert ropes(FLIPS) == {"rope": [theirs]}
+    assert ropes(FLIPS, [given]) == {"rope": [theirs], "rope (yours)": [given]}
 
 
-def test_given_runs_get_a_row_or_replace_committed_ones(tmp_path, undrawn):
-    runs = [run for run in board.runs_of(FLIPS.source, []) if board.row_of(run) == "rope"]
+def test_given_runs_get_a_row(tmp_path, undrawn):
+    runs = board.runs_of(FLIPS.source, [])["rope"]
     like = lambda run, key, value: replace(run, settings=run.settings | {key: value})  # noqa: E731
     mine = [like(run, "position.name", "mine") for run in runs[1:]]
     write_runs(tmp_path, [*mine, replace(runs[0], rows=runs[0].rows.assign(reached=0))])
     text, missing = board.leaderboard([tmp_path], tmp_path / "out")
     assert not missing and text.count("[mine](encodings.md#definitions)") == 1
-    assert f"\n\n* {FLIPS.title}: rope (seed {runs[0].seed})\n\n" in text
+    assert "Lines with (yours) hold the given runs" in text and "| [rope (yours)](http" in text
     rows = pd.read_csv(tmp_path / "out" / "leaderboard.csv", index_col=["column", "encoding"])
     rows, before = rows.loc[FLIPS.title], board.values_of(FLIPS, []).query("encoding == 'rope'")
     assert [*rows.loc["mine", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(mine)]
-    assert [*rows.loc["rope", ["learned", "runs"]]] == [before["learned"][1:].sum(), len(runs)]
+    assert [*rows.loc["rope", ["learned", "runs"]]] == [before["learned"].sum(), len(runs)]
+    assert [*rows.loc["rope (yours)", ["learned", "runs"]]] == [0, 1]
     assert board.row_of(like(runs[0], "position.theta", 9.0)) == "rope theta=9.0"
     write_runs(tmp_path / "other", [replace(runs[0], asked={})])
     refuses("what no column shows", board.leaderboard, [tmp_path / "other"], tmp_path)

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from itertools import product
@@ -18,6 +19,7 @@ from scrolls_data import write_task
 from test_scrolls import make_base
 
 from tape.commands.__main__ import TARGETS
+from tape.settings.composition import compose_run
 from tape.settings.groups import options
 
 
@@ -196,6 +198,52 @@ def test_only_predictions_about_what_varies_are_tested():
     assert given(commands(*words)[-1], "contrasts") == ["copy:fox:rope"]
 
 
+def test_rates_that_differ_are_said_at_the_start():
+    words = ["sweep=encodings", "seeds=[0]", "vary.position=[tape,rope]", "name=own"]
+    settings = ["--", "data=text", "data.files=a.txt"]
+    found = run_command("sweep.py", "dry_run=true", *words, *settings, folder=ROOT, succeeds=True)
+    assert found.lines[0] == "learning rates: tape 0.016, rope 0.032"
+    (one,) = re.findall("one rate for all: -- (.*)", found.err)
+    (chosen,) = re.findall("choose them: tape sweep (.*)", found.err)
+    more = ("sweep.py", "dry_run=true", *words, *settings, one)
+    assert run_command(*more, folder=ROOT, succeeds=True).err == ""
+    trained = [run for run in commands(*shlex.split(chosen)) if run[0] == "train"]
+    assert len(trained) == 2 * 5 and all({*settings[1:]} <= {*run} for run in trained)
+
+
+def test_values_may_be_lists_and_entries_with_arguments():
+    words = ["sweep=encodings", "seeds=[0]", "vary.position=[{name:rope,theta:1e6},rope]"]
+    words.append('vary.data.files=[[a.txt,"ü.txt"],[a.txt],[a.txt]]')
+    found = commands(*words, "--", "data=text")
+    runs = [command for command in found if command[0] == "train"]
+    rows = product(("rope_theta_1000000.0", "rope"), ("a.txt+-.txt", "a.txt"))
+    names = [f"encodings_{position}_files_{files}_0" for position, files in rows]
+    assert [given(run, "name") for run in runs] == [[name] for name in names]
+    settings = compose_run(runs[0][1:])[1]
+    assert settings["position"]["name"] == "rope" and settings["position"]["theta"] == 1e6
+    assert settings["data"]["files"] == ["a.txt", "ü.txt"]
+    assert compose_run(runs[3][1:])[1]["data"]["files"] == ["a.txt"]
+    assert given(found[-1], "across") == ["data.files", "tokens.*"]
+
+
+SCRIPTS = [path.name for path in (ROOT / "script").glob("*.sh")]
+
+
+def test_every_script_shows_its_head(project):
+    for name in (*{*SCRIPTS} - {"help.sh", "environment.sh"}, "gpu/all.sh"):
+        shown, _ = (started := start(project, name, "--help")).communicate()
+        lines = (ROOT / "script" / name).read_text().splitlines()
+        assert shown.startswith(lines[1].removeprefix("# ")) and started.returncode == 0, name
+        assert "set -euo" not in shown and "#" not in shown.split("\n")[0][:1]
+
+
+def test_help_whose_reader_has_ended_says_nothing():
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT, "text": True}
+    process = subprocess.Popen([sys.executable, "train.py", "--help"], **how)
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 1
+
+
 def test_values_and_seeds_are_combined():
     words = ["sweep=encodings", "vary.position=[tape,rope]"]
     words += ["vary.trainer.learning_rate=[1e-3,2e-5]", "seeds=0 7", "name=rates"]
@@ -261,7 +309,9 @@ sweep=extension vary.peft=[lora,longlora] -- peft.groups=4 | lora and longlora
 sweep=passkey evaluate.perplexity.max_tokens=9 | max_tokens: .*; settings of the runs follow --$
 sweep=passkey -- evaluate.perplexity.max_tokens=9 | max_tokens: .*; a sweep's evaluation='--max_
 sweep=passkey -- lenght=5 | lenght: there is no such setting; did you mean
-sweep=passkey -- --help | --help
+sweep=passkey -- data.files=ü.txt | data\.files=ü\.txt: .* quotes .*: 'data\.files="ü\.txt"'$
+sweep=passkey -- data.files=[ü.txt,b.txt] | : 'data\.files=\["ü\.txt",b\.txt\]'$
+sweep=encodings vary.position=[{theta:9}] | give the entry of the group as its name
 sweep=passkey vary.trainer.max_steps=[5,x] | max_steps='x' must be an integer
 """
 

@@ -10,6 +10,7 @@
 # Rerun the command until it exits with another status than 75. Parts and tests that failed are tried
 # again. Without a GPU it runs at small sizes, as a rehearsal.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source script/environment.sh
 SLICE=${SLICE:-480}

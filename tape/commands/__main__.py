@@ -11,7 +11,7 @@ from importlib.metadata import version
 from keyword import iskeyword
 from pathlib import Path
 
-from tape.command import expected_errors
+from tape.command import ending_with_the_reader, expected_errors
 from tape.validation import look_up
 
 FOLDER = Path(__file__).parent
@@ -31,27 +31,20 @@ def usage() -> str:
 
 
 def main(*words: str) -> None:
-    """Runs a command in this process: by default that of the command line. If the reader of its
-    output has ended, as `head` does, so does the command, without an error message."""
+    """Runs a command in this process: by default that of the command line."""
     here = Path.cwd() / "tape" / "commands"
     if not words and here.is_dir() and not here.samefile(FOLDER):  # not the installed checkout
         os.execv(sys.executable, [sys.executable, "-m", "tape.commands", *sys.argv[1:]])
     name, *arguments = words or sys.argv[1:] or ["--help"]
     sys.argv = [name, *arguments]
     sys.path[:0] = [str(Path.cwd()), str(ROOT)]
-    try:
-        try:
-            if name in ("-h", "--help"):
-                print(usage())
-            elif name == "--version":
-                print("tape", version("tape"))
-            else:
-                run(name, arguments)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed again at the end
-        sys.exit(1)
+    with ending_with_the_reader():
+        if name in ("-h", "--help"):
+            print(usage())
+        elif name == "--version":
+            print("tape", version("tape"))
+        else:
+            run(name, arguments)
 
 
 def run(name: str, words: list[str]) -> None:

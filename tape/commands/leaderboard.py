@@ -1,9 +1,9 @@
 """The leaderboard: every encoding of the registry by every measure whose rows are committed.
 
-`tape leaderboard` writes docs/leaderboard.md from the rows in docs/results. Folders of other runs
-are given like those of `tape compare`: their runs replace committed ones of the same encoding and
-seed, and those of submissions (docs/results/submissions), which replace others. A column is an
-entry of COLUMNS.
+`tape leaderboard` writes docs/leaderboard.md from the rows in docs/results. Runs of submissions
+(docs/results/submissions) replace those of the same encoding and seed. Folders of other runs are
+given like those of `tape compare`: an encoding that has committed runs, too, is then in two lines,
+as a seed gives other weights on another machine. A column is an entry of COLUMNS.
 """
 
 import argparse
@@ -43,6 +43,7 @@ PAGE = Path(__file__).with_name("leaderboard.md")
 # Of the front page; rows are sorted by the first column, and those in its picture have it.
 FRONT = ("text 4x", "pass keys", "addition", "flip_flop (16)")
 FEWEST = 3  # runs of a value that is marked
+YOURS = " (yours)"  # after the name of an encoding that has committed runs as well
 MARKS = {"best": "**{}**", "near": "<u>{}</u>", "": "{}"}
 ROUNDS, MODELS = "rounds", "models"  # what a source has, if not an evaluation of runs
 
@@ -159,36 +160,44 @@ def submitted() -> list[Run]:
     return [run for folder in folders for run in read_saved(folder)]
 
 
-def runs_of(source: Source, given: Sequence[Run]) -> list[Run]:
-    """Returns the runs of a source; later ones replace those of the same row and seed: committed,
-    submitted, given. Raises a ValueError if two are the same, cannot be compared, or belong to one
+@cache
+def committed_rows() -> set[str]:
+    patterns = {pattern for column in COLUMNS for pattern in runs_in(column.source)}
+    return {row_of(run) for pattern in patterns for run in committed(pattern)}
+
+
+def runs_in(source: Source) -> Sequence[str]:
+    return () if source.evaluation in (ROUNDS, MODELS) else source.rows
+
+
+def runs_of(source: Source, given: Sequence[Run]) -> dict[str, list[Run]]:
+    """Returns the runs of a source by their row; submitted ones replace committed ones of the same
+    row and seed. Given runs are in a row of their own (YOURS) if any column has committed ones of
+    that name. Raises a ValueError if two runs are the same, cannot be compared, or belong to one
     row and differ in more than the seed."""
-    runs: list[Run] = []
-    for layer in (chain.from_iterable(map(committed, source.rows)), submitted(), given):
-        own = [*filter(source.takes, layer)]
-        replaced = {(row_of(run), run.seed) for run in own}
-        runs = [run for run in runs if (row_of(run), run.seed) not in replaced] + own
-    groups_of(runs)
+    layers = [
+        [*filter(source.takes, layer)] for layer in (committed_of(source), submitted(), given)
+    ]
+    kept, own = replaced(layers[0], layers[1]), layers[2]
+    groups_of(replaced(kept, own))
+    known = committed_rows() | {*map(row_of, submitted())} if own else set()
     first: dict[str, Run] = {}
-    for run in runs:
-        other = first.setdefault(row_of(run), run)
-        check_alike(row_of(run), other, run)
-    return runs
+    rows: dict[str, list[Run]] = {}
+    for run, is_own in [*((run, False) for run in kept), *((run, True) for run in own)]:
+        row = row_of(run)
+        check_alike(row, first.setdefault(row, run), run)
+        rows.setdefault(row + YOURS * (is_own and row in known), []).append(run)
+    return rows
 
 
-def replaced_note(given: Sequence[Run]) -> str:
-    """Names the rows in which given runs stand for committed or submitted ones, if there are any:
-    RoPE's change the differences of all rows."""
-    lines = []
-    for source in {id(column.source): column.source for column in COLUMNS}.values():
-        own = {(row_of(run), run.seed) for run in given if source.takes(run)}
-        others = [*chain.from_iterable(map(committed, source.rows)), *submitted()] if own else []
-        found = own & {(row_of(run), run.seed) for run in others if source.takes(run)}
-        told = ", ".join(f"{row} (seed {seed})" for row, seed in sorted(found))
-        titles = "; ".join(column.title for column in COLUMNS if column.source is source)
-        lines += [f"* {titles}: {told}"] if found else []
-    head = "In place of committed runs (RoPE's also in the differences of other rows):"
-    return "\n".join([head, "", *lines, "\n"]) if lines else ""
+def committed_of(source: Source) -> list[Run]:
+    return [*chain.from_iterable(map(committed, source.rows))]
+
+
+def replaced(runs: Sequence[Run], by: Sequence[Run]) -> list[Run]:
+    """Returns runs, those of the same row and seed replaced."""
+    new = {(row_of(run), run.seed) for run in by}
+    return [*(run for run in runs if (row_of(run), run.seed) not in new), *by]
 
 
 def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
@@ -205,17 +214,42 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
             rows = [(row.method, row.round, column.of(row), True) for row in every]
     else:
         rows = [
-            (row_of(run), run.seed, column.of(run), kind != FOLDER or learned(run.of(kind)).all())
-            for run in runs_of(source, given)
+            (row, run.seed, column.of(run), kind != FOLDER or learned(run.of(kind)).all())
+            for row, runs in runs_of(source, given).items()
+            for run in runs
         ]
     values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"]).fillna(np.inf)
     if column.against is not None:
-        base = values[values["encoding"] == "rope"].set_index("seed")["value"]
-        for row in values[~values["seed"].isin(base.index)].itertuples():
+        bases = [
+            values[values["encoding"] == f"rope{suffix}"].set_index("seed")["value"]
+            for suffix in ("", YOURS)
+        ]
+        is_given = values["encoding"].isin(given_rows(source, given))
+        own = values["seed"].map(bases[1]).where(is_given)  # of the same machine, if there is one
+        base = own.fillna(values["seed"].map(bases[0]))
+        for row in values[base.isna()].itertuples():
             what = f"{column.title} of {row.encoding}, seed {row.seed}"
             raise ValueError(f"{what}: rope has no run of this seed; give it, too")
-        values["value"] = column.against(values["value"], values["seed"].map(base))
+        values["value"] = column.against(values["value"], base)
     return values.astype({"value": float, "learned": bool})
+
+
+def given_rows(source: Source, given: Sequence[Run]) -> set[str]:
+    """Returns the rows that hold given runs."""
+    ours = {id(run) for run in given}
+    rows = runs_of(source, given) if given else {}
+    return {row for row, runs in rows.items() if ours & {*map(id, runs)}}
+
+
+def yours_note(names: Sequence[str]) -> str:
+    """Explains lines of given runs, if any are beside committed ones."""
+    if not any(name.endswith(YOURS) for name in names):
+        return ""
+    return (
+        f"Lines with{YOURS} hold the given runs of encodings whose committed runs are above or "
+        "below: a seed gives other weights on another machine. Given runs are compared with your "
+        "RoPE of the same seed, without one with the committed RoPE.\n\n"
+    )
 
 
 def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
@@ -263,7 +297,8 @@ def tables(found: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
         columns = [column for column in found if column.part == part and len(found[column])]
         lines = [["encoding", *(column.title for column in columns)]]
         for name in (each for each in names if any(each in found[x].index for x in columns)):
-            link = f"[{name}]({links.get(name, 'encodings.md#definitions')})"
+            paper = links.get(name.removesuffix(YOURS), "encodings.md#definitions")
+            link = f"[{name}]({paper})"
             lines.append([link, *(found[x]["text"].get(name, "-") for x in columns)])
         parts.append(f"## {part}\n\n{markdown_table(lines)}")
     return "\n\n".join(parts)
@@ -330,13 +365,14 @@ def leaderboard(
     for run in (*submitted(), *runs):
         if not any(column.source.takes(run) for column in COLUMNS):
             raise ValueError(f"{run.folder} was asked what no column shows: {remedy(run)}")
-    names = [*dict.fromkeys([*ENCODINGS, *map(row_of, (*submitted(), *runs))])]
     values = {column: values_of(column, runs) for column in COLUMNS}
+    others = [name for column in COLUMNS for name in given_rows(column.source, runs)]
+    names = [*dict.fromkeys([*ENCODINGS, *map(row_of, submitted()), *others])]
     values = {x: rows[rows["encoding"].isin(names)] for x, rows in values.items()}
     found = {column: cells_of(column, rows) for column, rows in values.items()}
     order = next(cells["value"] for x, cells in found.items() if x.title.startswith(FRONT))
     names.sort(key=lambda name: order.get(name, np.inf))
-    text = replaced_note(runs) + tables(found, names)
+    text = yours_note(names) + tables(found, names)
     filled = {x: cells for x, cells in found.items() if len(cells)}
     page = PAGE.read_text(encoding="utf-8").format(tables=text, columns=sources(filled))
     write_text(out / "leaderboard.md", page)

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from tape.settings.composition import call, composed
 from tape.settings.groups import options
-from tape.sweep.compose import comparison, sweep_of
+from tape.sweep.compose import comparison, rates_note, sweep_of
 from tape.sweep.engine import perform
 
 
@@ -25,6 +25,8 @@ def sweep(settings: list[str]) -> None:
     elif any(word.startswith("submitit.") for word in sys.argv):
         raise ValueError("submitit.* are parameters of jobs: give cluster=slurm, or omit them")
     runs = sweep_of(values, settings)
+    if note := rates_note(values, runs):
+        print(note, file=sys.stderr)
     if not cfg.dry_run:
         sys.exit((cluster.submit if values["cluster"] else perform)(values, runs))
     commands = [*(command for run in runs for command in run.commands), comparison(values, runs)]
@@ -34,6 +36,9 @@ def sweep(settings: list[str]) -> None:
 def main() -> None:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     settings = sys.argv[at + 1 :]
+    if {"-h", "--help"} & {*settings}:  # as of a script that puts its own arguments there
+        at, settings = at + 1, []
+        sys.argv[at:] = ["--help"]
     # Any setting of a run may vary.
     sys.argv[1:] = [re.sub(r"^(?=vary[.=])", "++", word) for word in sys.argv[1:at]]
     call(lambda: sweep(settings), "sweep")

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.generation import GenerationMode
+from transformers.generation import GenerationMode, MaxLengthCriteria
 from transformers.masking_utils import create_masks_for_generate
 
 from tape.model.cache import GrowingCache, check_kind
@@ -88,6 +88,15 @@ class TapeGenerationMixin(GenerationMixin):
         mask = read_mask(attention_mask, arguments["inputs_embeds"], arguments["past_key_values"])
         whole = config.get_text_config(decoder=True)
         return create_masks_for_generate(attention_mask=mask, config=whole, **arguments)
+
+    def _get_stopping_criteria(self, *args, **kwargs):
+        """As in transformers, without its warning beyond `max_position_embeddings`, the trained
+        length: the decoder reads longer texts."""
+        criteria = super()._get_stopping_criteria(*args, **kwargs)
+        for criterion in criteria:
+            if isinstance(criterion, MaxLengthCriteria):
+                criterion.max_position_embeddings = None
+        return criteria
 
     def _get_static_cache_init_shape(self) -> None:
         """None: a cache takes its shape from its first values, which may be wider than the keys."""

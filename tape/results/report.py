@@ -1,8 +1,9 @@
 """The results under some folders on one page: tape report output/ scrolls/ --out report/
 
 Each folder with results has a section: its tables (.md) and pictures (.png), for a run those of its
-report, and the command, commit and machine. Jinja2 and markdown-it escape all values, and a policy
-in the head of the page allows no script.
+report, and the command, commit and machine. A summary lists them, and they are in its order:
+comparisons, other results, single runs, of each kind the newest first. Jinja2 and markdown-it
+escape all values, and a policy in the head of the page allows no script.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +24,7 @@ from tape import provenance
 from tape.files import check_folder, check_replaceable, write_text
 from tape.progress import track
 from tape.provenance import TRAINED
+from tape.results.runs import RESULTS
 from tape.runs.folder import CONFIGURATION
 
 INDEX = "index.html"
@@ -41,6 +44,8 @@ def run(folders: Sequence[Path], out: Path) -> str:
     found = dict.fromkeys(path for root in folders for path in walk(root))
     sections = [section_of(folder) for folder in track(found, desc="reading")]
     sections = [each for each in sections if each["texts"] or each["pictures"]]
+    sections.sort(key=lambda each: (each["kind"], -each["time"]))
+    sections = [each | {"number": number} for number, each in enumerate(sections, 1)]
     runs = [folder for folder in found if (folder / CONFIGURATION).is_file()]
     unfinished = [run for run in runs if not finished(run)]
     names = ", ".join(map(str, folders))
@@ -90,11 +95,42 @@ def walk(root: Path) -> Iterator[Path]:
         yield Path(name)
 
 
+class Kind(IntEnum):
+    """Kinds of folders with results, in the order of the page."""
+
+    COMPARISON = 0
+    OTHER = 1
+    RUN = 2
+
+    @property
+    def title(self) -> str:
+        return ("Comparisons", "Other results", "Single runs")[self]
+
+
+def kind_of(folder: Path) -> Kind:
+    """Returns the kind of a folder; an evaluation in the folder of a run belongs to that."""
+    if (folder / RESULTS).is_file() or (folder / "table.md").is_file():
+        return Kind.COMPARISON
+    of_a_run = any((each / CONFIGURATION).is_file() for each in (folder, *folder.parents))
+    return Kind.RUN if of_a_run else Kind.OTHER
+
+
+def first_row(texts: Sequence[str]) -> str:
+    """Returns the first row of the first table in texts, with the heads of its columns."""
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("|")]
+    if len(lines) < 3:
+        return ""
+    head, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[0:3:2])
+    return ", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=False))
+
+
 def section_of(folder: Path) -> dict[str, Any]:
     """Returns the texts in markdown of a folder and of the report in it, pictures (name and data
-    URL), and the provenance."""
-    texts, pictures = [], []
+    URL), the provenance, and what the summary says of it."""
+    texts, pictures, times = [], [], [0.0]
     for path in (*sorted(folder.glob("[!.]*")), *sorted(folder.glob("report/[!.]*"))):
+        if path.suffix in (".md", ".png"):
+            times.append(path.stat().st_mtime)
         if path.suffix == ".md" and path.stem != "README":
             texts.append(re.sub("^# ", "### ", path.read_text(encoding="utf-8", errors="replace")))
         elif path.suffix == ".png":
@@ -105,7 +141,9 @@ def section_of(folder: Path) -> dict[str, Any]:
         for process in provenance.read(folder)
     ]
     origin = "\n\n".join(processes) or "not recorded"
-    return {"folder": folder, "texts": texts, "pictures": pictures, "origin": origin}
+    about = {"kind": kind_of(folder), "time": max(times), "first": first_row(texts)}
+    about["changed"] = datetime.fromtimestamp(max(times)).isoformat(sep=" ", timespec="minutes")
+    return about | {"folder": folder, "texts": texts, "pictures": pictures, "origin": origin}
 
 
 def printable(text: str) -> str:

@@ -149,8 +149,7 @@ def read_run(folder: Path, name: str | None) -> Run:
             check_weights(folder, place.name, asked[kind]["model"])
             settings |= {name: asked[kind][name] for name in CHANGES if name in asked[kind]}
     if not asked:
-        files = ", ".join(file for file, _ in EVALUATIONS.values())
-        raise ValueError(f"{place} has none of {files}: evaluate that run first")
+        raise ValueError(not_evaluated(folder, name))
     if "perplexity" in asked:
         metrics = metric_rows(folder, settings["trainer.max_steps"])
         tables["training"] = pd.DataFrame([*metrics, *ngram_rows(folder)])
@@ -160,6 +159,18 @@ def read_run(folder: Path, name: str | None) -> Run:
     rows = [each.assign(evaluation=kind) for kind, each in tables.items()]
     rows = pd.concat(rows, ignore_index=True).astype({"value": float, "n": float})
     return Run(folder, seed, settings, asked, rows, origins(folder))
+
+
+def not_evaluated(folder: Path, name: str) -> str:
+    """Says what a run has in place of the evaluation in its folder `name`, and what to do."""
+    files = [file for file, _ in EVALUATIONS.values()]
+    if others := [each for each in FOLDERS if (folder / each).is_dir() and each != name]:
+        return f"{folder} has no evaluation {name}, but {', '.join(others)}: choose with --name"
+    if alone := [file for file in files if (folder / file).is_file()]:
+        how = f"evaluate it with --out {folder / 'compare' / alone[0]}"
+        what = f"{folder / alone[0]} may hold several measurements, and is not compared"
+        return f"{folder} has no evaluation {name}; {what}: {how}"
+    return f"{folder / name} has none of {', '.join(files)}: evaluate that run first"
 
 
 def ngram_rows(folder: Path) -> list[dict[str, Any]]:

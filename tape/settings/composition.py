@@ -43,10 +43,11 @@ def call(main: Callable[[], None], name: str) -> None:
     try:
         check_added(words, name)
         check_rates_are_read(words, name)
-        if {"-h", "--help"} & {*words}:
-            print(help_of(words, name))
-        else:
-            main()
+        with command.ending_with_the_reader():
+            if {"-h", "--help"} & {*words}:
+                print(help_of(words, name))
+            else:
+                main()
     except Exception as error:
         if "debug=true" in words or isinstance(error, BrokenPipeError) or not is_expected(error):
             raise  # the reader of a pipe has ended, or it is a bug
@@ -63,7 +64,7 @@ def refuse(error: object) -> NoReturn:
 def explained(error: Exception, name: str) -> object:
     """Returns what is wrong in the terms of this project, where Hydra has others."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override.removeprefix('++')}: {error}; quote a value with = or spaces"
+        return unquoted(error.override.removeprefix("++"))
     if absent := re.search(r"Could not find '(\w+)/([^']+)'", str(error)):
         group, entry = absent.groups()
         return f"{group}={entry}: there is no such entry{suggestion(entry, options(group))}"
@@ -79,6 +80,26 @@ def explained(error: Exception, name: str) -> object:
     if name == "train" and refused[1].startswith("evaluate."):
         more = f"; a sweep's evaluation='--{refused[1].rpartition('.')[2]} ...' adds an argument"
     return f"{refused[1]}: there is no such setting{hint} --help lists all{more}"
+
+
+def quoted(text: str) -> str:
+    """Returns a text in quotes of Hydra's grammar, unless it needs none."""
+    plain = re.fullmatch(r"[\w./+:-]*", text, re.ASCII) or text[:1] in ('"', "'")
+    return text if plain else '"' + text.replace('"', r"\"") + '"'
+
+
+def unquoted(word: str) -> str:
+    """Says how to write a setting that Hydra's grammar does not read."""
+    name, is_setting, value = word.partition("=")
+    if not is_setting:
+        return f"{word}: a setting is given as name=value; --help lists all"
+    inner = quoted(value)
+    if value[:1] in ("[", "{"):  # its texts
+        parts = r"[^][{},:]+" if value[0] == "{" else r"[^][{},]+"
+        inner = re.sub(parts, lambda part: quoted(part[0].strip()), value)
+    how = f"{name}={inner}".replace("'", "\\'")
+    what = "a text with other characters than letters a to z, digits and ._/:+-"
+    return f"{word}: {what} needs quotes of its own inside those of the shell: '{how}'"
 
 
 def parsed(words: list[str]) -> list[Override]:
@@ -164,10 +185,30 @@ def compose_run(words: list[str]) -> tuple[DictConfig, dict[str, Any]]:
 
 def override(name: str, value: Any) -> str:
     """Returns an override in Hydra's grammar."""
+    return f"{name}={grammar(value)}"
+
+
+def grammar(value: Any) -> str:
+    """Returns a value in Hydra's grammar."""
+    if isinstance(value, list):
+        return f"[{','.join(map(grammar, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{grammar(each)}' for key, each in value.items())}}}"
     text = value if isinstance(value, str) else shown(value)
-    if not re.fullmatch(r"[\w./+:-]*", text):
-        text = "'" + text.replace("'", r"\'") + "'"
-    return f"{name}={text}"
+    if re.fullmatch(r"[\w./+:-]*", text, re.ASCII):
+        return text
+    return "'" + text.replace("'", r"\'") + "'"
+
+
+def overrides_of(name: str, value: Any) -> list[str]:
+    """Returns the overrides that give a setting a value, which may be an entry of a group with
+    other arguments: position={name: rope, theta: 1e6}."""
+    if not (isinstance(value, dict) and options(name)):
+        return [override(name, value)]
+    if not isinstance(entry := value.get("name"), str):
+        raise ValueError(f"{name}={value}: give the entry of the group as its name, {{name:rope}}")
+    more = {key: each for key, each in value.items() if key != "name"}
+    return [override(name, entry), *(override(f"++{name}.{key}", x) for key, x in more.items())]
 
 
 def with_fields(words: list[str], name: str) -> list[str]:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tape.progress import track
 from tape.settings import schema
-from tape.settings.composition import compose_run, override
+from tape.settings.composition import compose_run, override, overrides_of
 from tape.settings.groups import CONFIG, PACKAGE, options
 from tape.settings.schema import nodes
 from tape.validation import look_up
@@ -43,6 +43,7 @@ class Run:
         commands: of `tape`: the one that trains it, and those that evaluate it.
         values: the texts among its settings, some of which name files.
         is_base: whether others start from it.
+        rate: the learning rate.
     """
 
     row: str
@@ -51,6 +52,7 @@ class Run:
     commands: tuple[tuple[str, ...], ...]
     values: frozenset[str] = frozenset()
     is_base: bool = False
+    rate: float | None = None
 
     @property
     def receipt(self) -> Path:
@@ -95,8 +97,8 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     schema.check("jobs", cfg["jobs"], schema.optional(schema.integer(1)))
     schema.check("seconds", cfg["seconds"], schema.optional(schema.POSITIVE))
     varied = ((axis, values) for axis, values in nodes(cfg["vary"]) if not isinstance(values, dict))
-    axes = cfg["vary"] = {axis: [*dict.fromkeys(words(values))] for axis, values in varied}
-    seeds = [*dict.fromkeys(words(cfg["seeds"]))]
+    axes = cfg["vary"] = {axis: distinct(words(values)) for axis, values in varied}
+    seeds = distinct(words(cfg["seeds"]))
     for seed in seeds:
         schema.check("seeds", seed, schema.integer(0, 2**32 - 1))
     cfg["settings"] = [*map(str, words(cfg["settings"])), *settings]
@@ -143,6 +145,11 @@ def words(value: Any) -> list[Any]:
     return [int(each) if re.fullmatch(r"0|[1-9]\d*", str(each)) else each for each in found]
 
 
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Returns values in their order, each once; they may be lists and mappings."""
+    return [*{json.dumps(value): value for value in values}.values()]
+
+
 def check_settings(settings: Iterable[str], own: set[str]) -> None:
     """Raises a ValueError for a setting of the runs that the sweep sets, or that would replace what
     it varies: position.name=rope would train rope in every row of vary.position."""
@@ -173,7 +180,8 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
         base = {"base_model": bases[seed][1].output_dir} if bases else {}
         given = own | values | base
         recipe = [override("experiment", cfg["recipe"])] if cfg["recipe"] else []
-        command = [*recipe, *cfg["settings"], *(override(*each) for each in given.items())]
+        own_words = (word for each in given.items() for word in overrides_of(*each))
+        command = [*recipe, *cfg["settings"], *own_words]
         if row not in rows:
             rows[row], settings = compose_run(command)
             bar.update()
@@ -196,10 +204,20 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
 def row_of(values: Mapping[str, Any]) -> str:
     """Returns the name of a row, in which values that are no entries of a group have one."""
     parts = (
-        str(value) if options(axis) else f"{axis.rpartition('.')[2]}_{value}"
+        told(value) if options(axis) else f"{axis.rpartition('.')[2]}_{told(value)}"
         for axis, value in values.items()
     )
-    return re.sub(r"[^\w.+-]", "-", "_".join(parts))
+    return re.sub(r"[^\w.+-]", "-", "_".join(parts), flags=re.ASCII)
+
+
+def told(value: Any) -> str:
+    """Formats a value in the name of a row: of a mapping the name, then the other entries."""
+    if isinstance(value, list):
+        return "+".join(map(told, value))
+    if isinstance(value, dict):
+        rest = (f"{key}_{told(each)}" for key, each in value.items() if key != "name")
+        return "_".join([*([told(value["name"])] if "name" in value else []), *rest])
+    return str(value)
 
 
 def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | None = None) -> Run:
@@ -215,7 +233,30 @@ def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | Non
     read = (value for key, value in nodes(settings) if not OF_NO_FILE.search(key))
     each = (text for value in read for text in (value if isinstance(value, list) else [value]))
     values = frozenset(text for text in each if isinstance(text, str))
-    return Run(row or folder.name, folder, log, tuple(commands), values, is_base=row is None)
+    rate = settings["trainer"]["learning_rate"]
+    return Run(row or folder.name, folder, log, tuple(commands), values, row is None, rate)
+
+
+def rates_note(cfg: Sweep, runs: Sequence[Run]) -> str:
+    """Says which rows have other learning rates than others although the sweep does not vary them,
+    and how to give all one rate or choose rates anew; empty if there are none."""
+    rates = {run.row: run.rate for run in runs if not run.is_base}
+    if len({*rates.values()}) < 2 or any("learning_rate" in axis for axis in cfg["vary"]):
+        return ""
+    shown = ", ".join(f"{row} {rate:g}" for row, rate in rates.items())
+    lowest = min(rate for rate in rates.values() if rate is not None)
+    lines = [
+        f"learning rates: {shown}",
+        "They were chosen for the recipe's own text, length and model (config/rates). On others:",
+        f"  one rate for all: -- trainer.learning_rate={lowest:g}",
+    ]
+    if rows := cfg["vary"].get("position"):
+        recipe = [override("recipe", cfg["recipe"])] if cfg["recipe"] else []
+        words = ["sweep=rates", f"name={cfg['name']}_rates", override("vary.position", rows)]
+        words += [*recipe, "--", *cfg["settings"]]
+        lines.append(f"  choose them: tape sweep {shlex.join(words)}")
+        lines.append("  then tape rates and rates=..., as in docs/pretraining.md#learning-rates")
+    return "\n".join(lines)
 
 
 def contrasts_of(cfg: Sweep) -> list[str]:
@@ -261,6 +302,7 @@ def comparison(cfg: Sweep, runs: Sequence[Run], failed: Sequence[Run] = ()) -> l
     varied = [axis for axis in cfg["vary"] if not OF_ROWS.fullmatch(axis)]
     if command == "compare" and varied:
         flags += ["--across", *(f"{axis}.*" if options(axis) else axis for axis in varied)]
+        flags += ["tokens.*"] if any(axis.startswith("data.") for axis in varied) else []
     if command == "suite" and (contrasts := contrasts_of(cfg)):
         flags += ["--contrasts", *contrasts]
     rows = dict.fromkeys(run.row for run in runs)
