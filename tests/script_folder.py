@@ -56,4 +56,4 @@ def commands_of(folder: Path, script: str, *settings: str, **variables: str) -> 
     started = start(folder, script, *settings, **variables)
     printed, _ = started.communicate()
     assert started.returncode == 0, printed
-    return [shlex.split(line)[1:] for line in printed.splitlines()]
+    return [shlex.split(line)[1:] for line in printed.splitlines() if not line.startswith("#")]

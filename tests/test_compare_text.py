@@ -268,6 +268,10 @@ def test_two_measurements_are_not_one(runs, tmp_path):
     assert "does not hold one measurement of one model (convention)" in missing
     shutil.rmtree(two / "extend")
     assert "has none of perplexity.csv" in read([*runs, two], "extend").missing[two]
+    add_perplexity(two, {8: 1.0})
+    missing = read([*runs, two], "extend").missing[two]
+    assert f"{two} has no evaluation extend; {two / 'perplexity.csv'} may hold" in missing
+    assert missing.endswith(f"evaluate it with --out {two / 'compare' / 'perplexity.csv'}")
 
 
 def test_a_method_with_other_settings_is_another_row(runs, tmp_path):

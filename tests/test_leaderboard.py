@@ -24,7 +24,7 @@ def ropes(column, given=()):
     """The runs of RoPE with seed 1, by their row."""
     rows = board.runs_of(column.source, given).items()
     found = {row: [run for run in runs if run.seed == 1] for row, runs in rows}
-    return {row: runs for row, runs in found.items() if row.startswith("rope") and runs}
+    return {row: runs for row, runs in found.items() if row in ("rope", "rope (yours)") and runs}
 
 
 def texts(column, **values):

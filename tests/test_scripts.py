@@ -202,7 +202,7 @@ def test_rates_that_differ_are_said_at_the_start():
     words = ["sweep=encodings", "seeds=[0]", "vary.position=[tape,rope]", "name=own"]
     settings = ["--", "data=text", "data.files=a.txt"]
     found = run_command("sweep.py", "dry_run=true", *words, *settings, folder=ROOT, succeeds=True)
-    assert found.lines[0] == "learning rates: tape 0.016, rope 0.032"
+    assert found.lines[0] == "# learning rates: tape 0.016, rope 0.032"
     (one,) = re.findall("one rate for all: -- (.*)", found.err)
     (chosen,) = re.findall("choose them: tape sweep (.*)", found.err)
     more = ("sweep.py", "dry_run=true", *words, *settings, one)
@@ -230,7 +230,7 @@ SCRIPTS = [path.name for path in (ROOT / "script").glob("*.sh")]
 
 
 def test_every_script_shows_its_head(project):
-    for name in (*{*SCRIPTS} - {"help.sh", "environment.sh"}, "gpu/all.sh"):
+    for name in (*{*SCRIPTS} - {"help.sh", "environment.sh", "setup.sh"}, "gpu/all.sh"):
         shown, _ = (started := start(project, name, "--help")).communicate()
         lines = (ROOT / "script" / name).read_text().splitlines()
         assert shown.startswith(lines[1].removeprefix("# ")) and started.returncode == 0, name

@@ -26,7 +26,8 @@ def sweep(settings: list[str]) -> None:
         raise ValueError("submitit.* are parameters of jobs: give cluster=slurm, or omit them")
     runs = sweep_of(values, settings)
     if note := rates_note(values, runs):
-        print(note, file=sys.stderr)
+        lines = note.splitlines()
+        print(*("# " * cfg.dry_run + line for line in lines), sep="\n", file=sys.stderr)
     if not cfg.dry_run:
         sys.exit((cluster.submit if values["cluster"] else perform)(values, runs))
     commands = [*(command for run in runs for command in run.commands), comparison(values, runs)]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tqdm import tqdm
 
-from tape.progress import track
 from tape.settings import schema
 from tape.settings.composition import compose_run, override, overrides_of
 from tape.settings.groups import CONFIG, PACKAGE, options
@@ -171,7 +171,7 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
     alike: dict[str, str] = {}  # settings -> row
     runs: list[Run] = []
     count = prod(map(len, axes.values()))
-    bar = track(total=count, desc="composing", unit="row", leave=False)
+    bar = tqdm(total=count, desc="composing", unit="row", disable=None, leave=False)
     for seed, *chosen in product(seeds, *axes.values()):
         values = dict(zip(axes, chosen, strict=True))
         row = row_of(values)
