@@ -58,9 +58,9 @@ def differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     Returns:
         Columns mean, half_width (of its interval, Student), n (pairs), p (of the paired t-test,
         corrected for the number of rows), exact_p (of flipping signs, uncorrected; at least
-        2 / 2 ** n) and detectable (the smallest difference that the t-test detects with a power of
-        80 %). Left out are the baseline, rows whose values are not all finite, and those with fewer
-        than two pairs.
+        2 / 2 ** n) and detectable (the smallest difference that the corrected test detects with a
+        power of 80 %, whatever the other rows show). Left out are the baseline, rows whose values
+        are not all finite, and those with fewer than two pairs.
     """
     values = per_seed(rows)
     values = values.groupby(level="row", sort=False).filter(lambda each: np.isfinite(each).all())
@@ -70,19 +70,19 @@ def differences(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
         pairs = (values[name] - values[baseline]).dropna()
         if len(pairs) < 2:
             continue
-        middle, error = mean(pairs), stdev(pairs) / len(pairs) ** 0.5
-        free = len(pairs) - 1
+        middle, error, free = mean(pairs), stdev(pairs) / len(pairs) ** 0.5, len(pairs) - 1
         lines[name] = {
             "mean": middle,
             "half_width": student(pairs),
             "n": len(pairs),
             "p": 2 * float(t.sf(abs(middle) / error, free)) if error else float(middle == 0),
             "exact_p": sign_flip_p(pairs),
-            "detectable": smallest_detectable(error, free),
+            "error": error,
         }
-    columns = ["mean", "half_width", "n", "p", "exact_p", "detectable"]
-    found = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
-    return found.assign(p=holm([*found["p"]])).rename_axis("row")
+    columns = ["mean", "half_width", "n", "p", "exact_p", "error"]
+    found = pd.DataFrame.from_dict(lines, orient="index", columns=columns).rename_axis("row")
+    limits = [smallest_detectable(x.error, x.n - 1, len(found)) for x in found.itertuples()]
+    return found.drop(columns="error").assign(p=holm([*found["p"]]), detectable=limits)
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -117,8 +117,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_detectable(error: float, free: int, power: float = 0.8) -> float:
+def smallest_detectable(error: float, free: int, tests: int = 1, power: float = 0.8) -> float:
     """Returns the smallest difference that the two-sided t-test detects with this power, from the
-    standard error of the difference, with `free` degrees of freedom."""
-    critical = t.ppf((1 + CONFIDENCE) / 2, free)
+    standard error of the difference, with `free` degrees of freedom. The test is one of several:
+    its level is that of the first step of Holm's correction, 0.05 / tests, at which a difference is
+    detected whatever the other tests show."""
+    critical = t.isf((1 - CONFIDENCE) / 2 / tests, free)
     return float(nctdtrinc(free, 1 - power, critical)) * error  # the noncentrality

@@ -237,6 +237,7 @@ def test_updates_that_are_left_out_equal_maps_of_zero(name, zeros):
     [
         ("phases", lambda e, first: e / e.abs()),
         ("magnitudes", lambda e, first: first * e.abs()),
+        ("constant", lambda e, first: first * e.abs().mean((0, 2, 3), keepdim=True)),
         ("other_text", lambda e, first: e.flip(0)),
     ],
 )
@@ -279,6 +280,10 @@ def test_models_without_an_update_and_unknown_names_are_refused():
         refuses(message, intervene, make_model(position), name)
     with pytest.raises(ValueError, match="other_text: give batches of two texts or more"):
         logits(changed("other_text"), random_tokens(1, 8))
+    padding = {"attention_mask": (torch.arange(20) > 2).long().expand(2, 20)}
+    for ids, given in ((TEXTS[:, :1], {}), (TEXTS, padding)):
+        with pytest.raises(ValueError, match="constant: give whole texts without padding"):
+            changed("constant")(ids, **given)
 
 
 def test_losses_are_those_of_the_second_half():

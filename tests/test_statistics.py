@@ -84,12 +84,25 @@ def test_holm_is_stepwise():
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
-@pytest.mark.parametrize("n", [3, 6])
-def test_what_is_detectable_is_detected_in_four_of_five(n):
-    shift, rng = smallest_detectable(2.0 / n**0.5, n - 1), np.random.default_rng(0)
+@pytest.mark.parametrize(("n", "tests"), [(3, 1), (6, 1), (5, 22)])
+def test_what_is_detectable_is_detected_in_four_of_five(n, tests):
+    """By Holm's correction for all tests, which needs p below 0.05 / tests at its first step."""
+    shift, rng = smallest_detectable(2.0 / n**0.5, n - 1, tests), np.random.default_rng(0)
     samples = rng.normal(shift, 2.0, size=(20_000, n))
-    seen = ttest_1samp(samples, 0, axis=1).pvalue < 0.05
-    assert seen.mean() == pytest.approx(0.8, abs=0.01)
+    p_values = ttest_1samp(samples, 0, axis=1).pvalue
+    assert np.mean(p_values < 0.05 / tests) == pytest.approx(0.8, abs=0.01)
+
+
+def test_what_is_detectable_is_so_after_the_correction():
+    """Each row of several has the level of the first step, as many rows as there are."""
+    rng = np.random.default_rng(0)
+    groups = {name: dict(enumerate(rng.normal(size=5))) for name in "abcdef"}
+    found = compared(groups, "a")
+    errors = [(pd.Series(groups[x]) - pd.Series(groups["a"])).sem() for x in found.index]
+    expected = [smallest_detectable(x, 4, tests=5) for x in errors]
+    assert [*found["detectable"]] == pytest.approx(expected)
+    alone = compared({name: groups[name] for name in "ab"}, "a")
+    assert alone["detectable"]["b"] < 0.7 * found["detectable"]["b"]
 
 
 def test_a_row_without_a_value_has_no_weight():

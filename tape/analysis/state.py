@@ -61,6 +61,12 @@ def _magnitude(e: Tensor) -> Tensor:
     return e.norm(dim=-2, keepdim=True)
 
 
+def _constant(e_BKT2F: Tensor, rope: Tensor) -> Tensor:
+    """Returns RoPE's state with one magnitude per head: the mean of e over texts, tokens and
+    frequencies."""
+    return rope * _magnitude(e_BKT2F).mean((0, 2, 4), keepdim=True) / _magnitude(rope)
+
+
 # Parts of the update that are left out: as with P = 0 (`attends`), or W2 = 0 (`feed_forward`).
 LEFT_OUT = {
     "initial": ("attends", "feed_forward"),  # all layers rotate by the state of RoPE
@@ -71,6 +77,7 @@ LEFT_OUT = {
 ROTATED_BY = {
     "phases": lambda e, rope: e / _magnitude(e).clamp(min=1e-6) * _magnitude(rope),
     "magnitudes": lambda e, rope: rope * _magnitude(e) / _magnitude(rope),
+    "constant": _constant,
     # That of the row before in a batch, which has the same positions and another text.
     "other_text": lambda e, rope: e.roll(1, dims=0),
 }
@@ -97,6 +104,11 @@ def intervene(model: TapeForCausalLM, name: str) -> None:
     ) -> Prepared:
         if name == "other_text" and len(q) < 2:
             raise ValueError("intervention other_text: give batches of two texts or more")
+        if name == "constant" and (q.shape[2] == 1 or tokens.real is not None):
+            raise ValueError(
+                "intervention constant: give whole texts without padding, as tape state does; it "
+                "averages the magnitude over their tokens"
+            )
         return original(q, k, tokens._replace(e=change(tokens.e, first[0])))
 
     position.state = state
@@ -239,14 +251,15 @@ def effects(losses: pd.DataFrame, label: str) -> Figure:
     """Draws the loss with each intervention minus that as trained, a series per length."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes, lengths = figure.subplots(), losses.groupby("length")
+    changes = [change for change in INTERVENTIONS if change in {*losses["change"]}]
     for n, (length, own) in enumerate(lengths):
-        each = [own.loc[own["change"] == change, "more"].tolist() for change in INTERVENTIONS]
+        each = [own.loc[own["change"] == change, "more"].tolist() for change in changes]
         places = np.arange(len(each)) + 0.2 * (n - (len(lengths) - 1) / 2)
         halves = [student(x) if len(x) > 1 else 0 for x in each]
         means = [*map(np.mean, each)]
         axes.errorbar(places, means, halves, fmt="o", capsize=3, label=f"{length:,} tokens")
     axes.axhline(0, color="grey", lw=0.8)
-    axes.set_xticks(range(len(INTERVENTIONS)), [x.replace("_", "\n", 1) for x in INTERVENTIONS])
+    axes.set_xticks(range(len(changes)), [x.replace("_", "\n", 1) for x in changes])
     axes.set(ylabel="loss - as trained, nats per token", title=label)
     axes.legend(fontsize=7)
     return figure

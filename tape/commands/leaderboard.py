@@ -98,7 +98,7 @@ def parameters(name: str) -> int:
 
 
 FILE = Path(__file__).with_suffix(".yaml")
-TEXT, BIGRAMS, KEYS, ADDITION, TRAINING, DECODING, SHAPE = (  # in the order of the file
+TEXT, BIGRAMS, KEYS, ADDITION, TRAINING, DECODING, ON_GPU, GPU_DECODING, SHAPE = (  # as in the file
     Source(**each) for each in yaml.safe_load(FILE.read_text("utf-8")).values()
 )
 LANGUAGE, SYNTHETIC, COST = "Text, bigrams, pass keys, addition", "Synthetic tasks", "Cost"
@@ -122,9 +122,11 @@ COLUMNS = (
     Column(LANGUAGE, "pass keys 2x, %", KEYS, keys_at_twice, "median", "max", 1),
     Column(LANGUAGE, "addition +1 digit, %", ADDITION, sums_one_longer, "mean", "max", 1),
     *(longest(name, task.trained) for name, task in TASKS.items()),
-    Column(COST, "step time", TRAINING, SECONDS, "median", "min", 2, RATIO),
-    Column(COST, "step memory", TRAINING, lambda row: row.memory, "median", "min", 2, RATIO),
-    Column(COST, "decoding time", DECODING, SECONDS, "median", "min", 2, RATIO),
+    Column(COST, "step time, CPU", TRAINING, SECONDS, "median", "min", 2, RATIO),
+    Column(COST, "step memory, CPU", TRAINING, lambda row: row.memory, "median", "min", 2, RATIO),
+    Column(COST, "decoding time, CPU", DECODING, SECONDS, "median", "min", 2, RATIO),
+    Column(COST, "step time, H100", ON_GPU, SECONDS, "median", "min", 2, RATIO),
+    Column(COST, "decoding time, H100", GPU_DECODING, SECONDS, "median", "min", 2, RATIO),
     Column(COST, "parameters", SHAPE, parameters, "median", "", 0, SUB),
 )
 
@@ -150,7 +152,7 @@ def row_of(run: Run) -> str:
 
 @cache
 def committed(pattern: str) -> list[Run]:
-    folder, _, names = pattern.partition("/")
+    folder, _, names = pattern.rpartition("/")
     return [run for run in read_saved(RESULTS / folder) if fnmatchcase(run.folder.name, names)]
 
 
@@ -255,7 +257,8 @@ def yours_note(names: Sequence[str]) -> str:
 def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     """Returns a line per encoding: its value, the range that is shown (low, high), how many of its
     runs have learned the task, its mark and its text. The mark is "best", also for a value that is
-    shown like the best, or "near" within one standard error of the best (of its mean over seeds).
+    shown like the best, or "near" if it is not worse than the best (than all, if several are) by
+    more than one standard error of the difference, over FEWEST seeds (or rounds) of both or more.
     Ranks, of FEWEST runs or more, are values over all runs, 0 for one that has not learned its
     task; nothing is best at 0 there."""
     every, kind = values.groupby("encoding"), column.source.evaluation
@@ -265,13 +268,17 @@ def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
         quartile = partial(np.quantile, q=share, method="weibull")
         cells[name] = shown.agg(quartile if kind == ROUNDS else last)
     cells["learned"], cells["runs"], cells["mark"] = every["learned"].sum(), every.size(), ""
-    counted = (values["value"] * values["learned"]).groupby(values["encoding"])
-    rank, error = counted.agg(column.middle), counted.std() / cells["runs"] ** 0.5
-    rank = rank.where(cells["runs"] >= FEWEST)
+    counted = values.assign(value=values["value"] * values["learned"])
+    counted = counted.pivot(index="seed", columns="encoding", values="value")
+    rank = counted.agg(column.middle).where(cells["runs"] >= FEWEST)
     best = rank.agg(column.best) if column.best and len(rank) else np.inf
     if np.isfinite(best) and (kind != FOLDER or best):
-        apart = (rank - best).abs()
-        cells.loc[apart <= error[apart == 0].max(), "mark"] = "near"
+        near, counted = rank.notna() & ~np.isinf(counted).any(), counted.replace(np.inf, np.nan)
+        for first in rank.index[rank == best]:
+            worse = counted.sub(counted[first], axis=0) * (1 if column.best == "min" else -1)
+            pairs, error = worse.count(), worse.std() / worse.count() ** 0.5
+            near &= (pairs >= FEWEST) & (worse.agg(column.middle) <= error)
+        cells.loc[near, "mark"] = "near"
         cells.loc[rank.round(column.digits) == round(best, column.digits), "mark"] = "best"
     cells["text"] = [text_of(column, cell) for cell in cells.itertuples()]
     return cells
@@ -310,7 +317,7 @@ def sources(found: Mapping[Column, pd.DataFrame]) -> str:
     for column, cells in found.items():
         source, runs = column.source, dict.fromkeys(cells["runs"].agg(["min", "max"]))
         seeds = " to ".join(f"{n:g}" for n in runs)
-        folders = dict.fromkeys(pattern.partition("/")[0] for pattern in source.rows)
+        folders = dict.fromkeys(pattern.rpartition("/")[0] for pattern in source.rows)
         rows = ", ".join(f"[{folder}](results/{folder})" for folder in folders)
         without = ", ".join(name for name in ENCODINGS if name not in cells.index)
         line = column.middle, column.best or "-", seeds, rows, f"`{source.command}`", without

@@ -166,9 +166,15 @@ def check_alike(label: str, one: Run, other: Run, only: str = ".*") -> None:
         raise ValueError(f"{what} ({'; '.join(changes)}): leave out the runs of one of them")
 
 
+def _usual(encoding: str) -> Settings:
+    """Returns the defaults of an encoding, those of a new model for `theta` of the configuration,
+    which older runs of CARoPE have stored."""
+    usual = ENCODINGS[encoding].defaults() if encoding in ENCODINGS else {}
+    return usual | ({"theta": 10_000.0} if encoding == "carope" else {})
+
+
 def _defaults(run: Run) -> Settings:
-    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else {}
-    return {f"position.{name}": value for name, value in usual.items()}
+    return {f"position.{name}": value for name, value in _usual(run.encoding).items()}
 
 
 def kind_of(runs: Iterable[Run]) -> str:
@@ -290,7 +296,7 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
     labels = []
     for settings in groups:
         label = encoding = settings["position.name"]
-        usual = ENCODINGS[encoding].defaults() if encoding in ENCODINGS else {}
+        usual = _usual(encoding)
         for key, name in named.items():
             value, argument = settings.get(name), key.removeprefix("position.")
             free = key != argument and (name not in settings or value == usual.get(argument, ...))
