@@ -16,7 +16,7 @@ from transformers.models.llama import modeling_llama
 from benchmarks.parsers import WITHOUT
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.cost import configuration
-from tape.export.llama import llama_config
+from tape.export.family import llama_config
 from tape.model.adapters import BFLOAT16, Method, adapt, cast_frozen
 from tape.model.cache import GrowingCache, GrowingLayer
 from tape.parsers import SHAPE

@@ -310,6 +310,18 @@ def import_(given: list[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+def verify(given: list[str]) -> argparse.Namespace:
+    parser = Parser(
+        "verify", "Compare a checkpoint's logits with those of transformers' own class."
+    )
+    add = parser.add_argument
+    add("folder", type=model_folder, help="a checkpoint of a family, or an equal model of ours")
+    about = "the most to compute with; spread over longer lengths (default: 1024)"
+    add("--tokens", type=integer(16), default=1024, help=about)
+    add("--dtype", choices=DTYPES, default="float32")
+    return parser.parse_args(given)
+
+
 # ---- develop
 
 
@@ -319,11 +331,14 @@ def new_encoding(given: list[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+FORMATS = ("tape", "llama", "mistral", "qwen2", "qwen3", "smollm3")  # `families.WRITTEN`
+
+
 def export(given: list[str]) -> argparse.Namespace:
     parser = Parser("export", "Export a model to a folder that loads without this package.")
     add = parser.add_argument
     add("folder", type=model_folder, help="a run, one of its checkpoints, or a saved model")
     add("--out", type=Path, required=True, help="new folder to write")
-    about = "tape (default): with its code; llama: a plain Llama, for equivalent encodings"
-    add("--format", choices=("tape", "llama"), default="tape", help=about)
+    about = "tape (default): with its code; others: as a model of transformers, for equal encodings"
+    add("--format", choices=FORMATS, default="tape", help=about)
     return parser.parse_args(given)

@@ -21,7 +21,7 @@ from arithmetic.problems import character_tokenizer
 from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
-from tape.export.llama import require_llama, write_llama_config
+from tape.export.family import write_config
 from tape.model.adapters import Method, adapt, save_configuration, trainable, weights_of_encoding
 from tape.model.checkpoint import fingerprint, identified, load_model
 from tape.training.build import adapt_model, adapted_config, identity
@@ -121,8 +121,7 @@ def test_what_was_trained_is_what_is_saved_and_merged(trained, base, blocks, tmp
             assert found == pytest.approx(loss, abs=1e-5)
     model.save_pretrained(tmp_path)
     if method in ROTARY:
-        require_llama(model)
-        write_llama_config(model, tmp_path)
+        write_config(model, tmp_path, "llama")
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again) is (LlamaForCausalLM if method in ROTARY else TapeForCausalLM)
     assert loss_of(again, blocks) == pytest.approx(loss, abs=1e-5)

@@ -71,7 +71,8 @@ cost --layers none
 speed --methods nonsense
 new-encoding 5x
 export missing --out x
-import missing
+import --out x
+verify missing
 """
 
 

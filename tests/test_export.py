@@ -27,7 +27,7 @@ from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.export import export, flatten, load, verify, write_code
 from tape.export.card import model_card
-from tape.export.llama import require_llama, write_llama_config
+from tape.export.family import family_config, write_config
 
 LLAMAS = ["rope", "rope_pose", "yarn", "tape_neither_place"]
 LLAMAS += [f"rope_{kind}" for kind in ("proportional", "theta", "linear", "llama3", "longrope")]
@@ -130,9 +130,8 @@ def test_a_llama_gives_the_same_logits(tmp_path, name):
     position = {"sampler": "shift"} | POSITIONS[name]  # which acts in training only
     grouped = {"num_key_value_heads": 2, "tie_word_embeddings": True}
     model = make_model(position, **(grouped if "scaling" in position else {}))
-    require_llama(model)
     model.save_pretrained(tmp_path)
-    write_llama_config(model, tmp_path)
+    write_config(model, tmp_path, "llama")
     llama, loaded = LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(loaded.values())
     assert llama.config.rope_parameters == model.config.rope_parameters
@@ -148,14 +147,14 @@ def test_a_llama_gives_the_same_logits(tmp_path, name):
 def test_what_is_no_llama_is_refused():
     for name in {*POSITIONS} - {*LLAMAS}:
         with pytest.raises(ValueError, match=rf"'{POSITIONS[name]['name']}': a Llama.*allowed: r"):
-            require_llama(make_model(name))
+            family_config(make_model(name), "llama")
 
 
 @pytest.mark.slow
 def test_another_function_is_noticed(tmp_path):
     model = make_model("rope")
     model.save_pretrained(tmp_path)
-    write_llama_config(model, tmp_path)
+    write_config(model, tmp_path, "llama")
     config = tmp_path / "config.json"
     config.write_text(re.sub(r'"rope_theta": [\d.]+', '"rope_theta": 9000.0', config.read_text()))
     with pytest.raises(ValueError, match=r"different logits from the model: they differ by up to"):

@@ -115,11 +115,15 @@ def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
     [
         ("llama", {"tie_word_embeddings": True}),
         ("llama", {"head_dim": 32}),
+        ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        ("qwen3", {"head_dim": 24}),
     ],
 )
 def test_a_gguf_file_is_the_model_that_it_was_made_from(tmp_path, tokenizer, family, changes):
     made, tokens = make(family, **changes), random_tokens(2, 40) % 300
-    out = import_model(write_gguf(tmp_path / "a.gguf", made, tokenizer), tmp_path / "out")
+    pre = "qwen2" if family == "qwen2" else "gpt-2"  # as transformers' class for Qwen2 splits
+    file = write_gguf(tmp_path / "a.gguf", made, tokenizer, pre=pre)
+    out = import_model(file, tmp_path / "out")
     theirs = AutoModelForCausalLM.from_pretrained(out)
     assert type(theirs) is type(made)
     with torch.no_grad():
@@ -128,7 +132,7 @@ def test_a_gguf_file_is_the_model_that_it_was_made_from(tmp_path, tokenizer, fam
         ours = load(out)[0](tokens).logits
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
     read = AutoTokenizer.from_pretrained(out)
-    words = "two sheep and  12 goats"
+    words = "two sheep and  some goats"
     assert read(words).input_ids == tokenizer(words).input_ids
     message = [{"role": "user", "content": "hi"}]
     assert read.apply_chat_template(message, tokenize=False) == "<user>hi"

@@ -9,7 +9,7 @@ from conftest import fields_of_llama, left_padded, make_config, make_model, rand
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-from tape.export.llama import require_llama
+from tape.export.family import family_config
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
@@ -84,7 +84,9 @@ def test_wrong_options_are_refused():
     [RECURRENT, {"scalable_softmax": True}, {"sliding_window": 3}, *({k: ALL[k]} for k in ALL)],
 )
 def test_a_llama_has_none(changes):
-    refuses("a Llama computes another function", require_llama, make_model("rope", **changes))
+    refuses(
+        "a Llama computes another function", family_config, make_model("rope", **changes), "llama"
+    )
 
 
 @pytest.mark.parametrize("group", [4, 64])

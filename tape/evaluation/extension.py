@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tape.model.checkpoint import read_config
+from tape.positions import single
 from tape.positions.pieces import METHODS
 
 SCALED = ("rope", "tape")  # encodings that take one
@@ -30,6 +31,8 @@ def extended(given: argparse.Namespace, folder: Path) -> dict[str, Any] | None:
     else:
         config = read_config(folder)
         name, rope = config.position["name"], config.rope_parameters or {}
+        if name == "mixed" and (encoding := single(config.position)):
+            name = encoding["name"]
         kind, share = rope.get("rope_type"), rope.get("partial_rotary_factor")
         if name not in SCALED or kind != "default" or share not in (None, 1.0):
             what = f"a model with position {name!r} and rope_type={kind!r}"

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase, logging
 
 from tape.export.card import base_of, model_card
+from tape.export.family import family_config, write_config
 from tape.export.flatten import flat_modules, flat_name
-from tape.export.llama import require_llama, write_llama_config
 from tape.files import let_others_read, new_folder, read_object
 from tape.model.checkpoint import load_model
 from tape.model.configuration import TapeConfig
@@ -29,7 +29,7 @@ from tape.model.tokenizer import read_tokenizer
 from tape.runs.folder import CONFIGURATION, HASHES, verify_checkpoint
 
 CHECKPOINT = re.compile(r"checkpoint-\d+")
-LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
+TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
 
 
 def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
@@ -44,8 +44,8 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} already exists; choose another --out")
     model, tokenizer, recorded = load(folder)
-    if format == "llama":
-        require_llama(model)
+    if format != "tape":
+        family_config(model, format)
     with new_folder(out, cached=False) as work:
         model.config.use_cache = True  # disabled during training
         if model.config.adaptation is not None:  # without the place of a local folder
@@ -56,10 +56,10 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
             tokenizer.save_pretrained(work)
             if definition(read_tokenizer(work)) != definition(tokenizer):
                 raise ValueError(f"the tokenizer of {folder} is another one once it is saved")
-        if format == "llama":
-            write_llama_config(model, work)
-        else:
+        if format == "tape":
             write_code(work)
+        else:
+            write_config(model, work, format)
         card = model_card(model, tokenizer is not None, recorded, out.name, format)
         (work / "README.md").write_text(card)
         verify(model, work, format)
@@ -107,7 +107,7 @@ def write_code(folder: Path) -> None:
 
 def verify(model: TapeForCausalLM, folder: Path, format: str) -> None:
     """Compares the model's logits on random tokens with those of the folder in another process: for
-    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32.
+    the format "tape" in the saved dtype, where they must be equal; for others in float32.
 
     Raises:
         ValueError: if the folder does not load there, or gives other logits.
@@ -124,7 +124,7 @@ def verify(model: TapeForCausalLM, folder: Path, format: str) -> None:
         expected = model(tokens).logits
     found = _logits_elsewhere(folder, tokens, dtype)
     difference = (found.double() - expected.double()).abs().max().item()
-    allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
+    allowed = 0.0 if exact else TOLERANCE * expected.abs().max().item()
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
             "the exported folder produces different logits from the model: they differ by up to "

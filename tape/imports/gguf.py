@@ -22,6 +22,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tape.files import read_object
+
 MAGIC = b"GGUF"
 # Architectures of .gguf files, and the `model_type` of their checkpoints. Mistral's are "llama".
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -123,6 +125,9 @@ def convert(path: Path, folder: Path) -> Contents:
     special = {name: config[name] for name in SPECIAL if config.get(name) is not None}
     (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
     tokenizer.save_pretrained(folder)
+    about = read_object(folder / "tokenizer_config.json")
+    about["tokenizer_class"] = "PreTrainedTokenizerFast"  # reads tokenizer.json as it is
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
     stored = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     return Contents(config, tokenizer, dict(stored.most_common()))
 

@@ -45,7 +45,7 @@ COPIED += ("LICENSE*",)
 UNREACHABLE = (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError, ConnectionError)
 
 
-def import_model(source: str, out: str | Path) -> Path:
+def import_model(source: str | Path, out: str | Path) -> Path:
     """Writes the model `source` to the new folder `out`: configuration, weights, tokenizer, and in
     imported.json where they come from. Leaves nothing behind on failure. A folder that holds this
     import already stays as it is.
@@ -57,7 +57,7 @@ def import_model(source: str, out: str | Path) -> Path:
         ValueError: if the source cannot be read, if it is a model that the decoder cannot compute,
             or if `out` holds something else.
     """
-    out = Path(out)
+    source, out = str(source), Path(out)
     asked = identity_of(source)
     if is_imported(out, asked):
         return out

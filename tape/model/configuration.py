@@ -15,7 +15,8 @@ from transformers import LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
-from tape.positions.schedules import OF_A_LENGTH, ORIGINAL, kind_of, rope_of
+from tape.model import families
+from tape.positions.schedules import ORIGINAL, kind_of, rope_of
 from tape.validation import (
     check_flag,
     check_integer,
@@ -55,6 +56,8 @@ class TapeConfig(LlamaConfig):
     With `num_recurrences` = R > 1 the layers are applied R times, sharing all weights including
     the encoding's, and the embeddings are added to the input of every recurrence.
 
+    `qkv_bias` gives queries, keys and values a bias (Qwen2); `attention_bias` also the output.
+
     With `sliding_window` = W a token attends to itself and the W - 1 tokens before it, in every
     layer whose encoding has no window of its own. Padding does not count.
 
@@ -76,6 +79,7 @@ class TapeConfig(LlamaConfig):
     position: dict[str, Any] | str = "tape"
     num_recurrences: int = 1
     sliding_window: int | None = None
+    qkv_bias: bool = False
     qk_norm: bool = False
     attention_sink: bool = False
     query_temperature: dict[str, Any] | None = None
@@ -137,7 +141,7 @@ class TapeConfig(LlamaConfig):
             )
         if not self.rms_norm_eps > 0:
             raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
-        for name in ("qk_norm", "attention_sink", "gated_attention"):
+        for name in ("qkv_bias", "qk_norm", "attention_sink", "gated_attention"):
             check_flag(name, getattr(self, name))
         if (given := self.query_temperature) is not None:
             if not isinstance(given, dict) or given.keys() != {"scale", "length"}:
@@ -167,20 +171,26 @@ class TapeConfig(LlamaConfig):
             config.num_recurrences, config.sliding_window = 1, None
         return config
 
-    def is_that_of(self, checkpoint: str, arguments: Mapping[str, Any]) -> bool:
-        """Returns whether the checkpoint that these arguments of `from_pretrained` lead to computes
-        the same function from the same weights."""
+    @classmethod
+    def of_checkpoint(cls, checkpoint: str, arguments: Mapping[str, Any]) -> TapeConfig | None:
+        """Returns the configuration of the checkpoint that these arguments of `from_pretrained`
+        lead to; None if it has none of ours or of a family that is read."""
         place = {name: arguments[name] for name in PLACE & arguments.keys()}
         try:
-            saved = type(self).from_pretrained(checkpoint, **place)
-        except (OSError, ValueError):  # it has no such configuration
-            return False
+            return cls.from_pretrained(checkpoint, **place)
+        except (OSError, ValueError):
+            return None
+
+    def is_that_of(self, other: TapeConfig) -> bool:
+        """Returns whether another configuration computes the same function from the same
+        weights."""
         names = {field.name for field in fields(self)} - IDLE
-        return all(getattr(self, name) == getattr(saved, name) for name in names)
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        """As in transformers; a Llama is read as RoPE's, and other families are refused."""
+        """As in transformers; a Llama is read as RoPE's, and so are the families that the decoder
+        computes (`tape.model.families`); others are refused."""
         check_no_gguf(Path(pretrained_model_name_or_path, kwargs.get("gguf_file") or ""))
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not config_dict:
@@ -192,17 +202,14 @@ class TapeConfig(LlamaConfig):
             config_dict = {name: config_dict[name] for name in config_dict.keys() & known}
             config_dict |= {"model_type": cls.model_type, "position": "rope"}
             rope = rope_of(config_dict)
-            if kind_of(rope) == "default":  # transformers' Llama ignores it
-                for owner in (config_dict, rope):
-                    owner.pop("partial_rotary_factor", None)
-            elif kind_of(rope) in (*OF_A_LENGTH, "llama3") and ORIGINAL not in config_dict:
+            if kind_of(rope) == "default":
+                config_dict.pop("partial_rotary_factor", None)
+            if ORIGINAL not in config_dict:
                 trained = config_dict.get(COUNTS[-1], LlamaConfig.max_position_embeddings)
-                rope.setdefault(ORIGINAL, trained)  # whatever length it is loaded with
+                families.settle_rope(rope, trained)
         elif family != cls.model_type:
-            raise ValueError(
-                f"{pretrained_model_name_or_path} is a checkpoint of model_type {family!r}; "
-                f"allowed: {cls.model_type!r}, 'llama'"
-            )
+            config_dict = families.read(config_dict, str(pretrained_model_name_or_path))
+            config_dict["model_type"] = cls.model_type
         return config_dict, kwargs
 
     @classmethod

@@ -61,9 +61,10 @@ class Attention(nn.Module):
         self.encoding_name = config.position["name"]
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        biased = config.attention_bias or config.qkv_bias
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=biased)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=biased)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=biased)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)

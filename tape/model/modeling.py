@@ -18,6 +18,7 @@ from tape import positions
 from tape.attention import backends
 from tape.attention.shifted_sparse import check_groups
 from tape.model.configuration import TapeConfig
+from tape.model.families import fold
 from tape.model.generation import TapeGenerationMixin, repair_generation
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
@@ -48,15 +49,19 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """As in transformers, but a model does not keep the name of a checkpoint of another
-        function, such as a Llama that it replaces the encoding of: by its name other programs load
-        TRL's reference model, or the base of peft's adapters."""
+        """As in transformers, with Granite's multipliers in the weights. A model does not keep the
+        name of a checkpoint of another function, such as a Llama that it replaces the encoding of:
+        by its name other programs load TRL's reference model, or the base of peft's adapters."""
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        given = pretrained_model_name_or_path is not None
-        if given and not model.config.is_that_of(model.name_or_path, kwargs):
-            for each in (model.config, model, model.base_model):
-                each.name_or_path = ""
+        if pretrained_model_name_or_path is not None:
+            saved = cls.config_class.of_checkpoint(model.name_or_path, kwargs)
+            if multipliers := getattr(saved, "_multipliers", None):
+                fold(model, multipliers)
+                vars(model.config).pop("_multipliers", None)
+            if saved is None or multipliers or not model.config.is_that_of(saved):
+                for each in (model.config, model, model.base_model):
+                    each.name_or_path = ""
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
         two = head is not None and head.weight is not embeddings.weight
         if two and not head.weight.is_meta:
@@ -207,8 +212,9 @@ class TapeModel(TapePreTrainedModel):
 class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
     """The decoder with a language-modelling head.
 
-    `from_pretrained` also loads Llama checkpoints, with `position=` for the encoding: new
-    parameters are initialised, and a TAPE model made from a Llama starts with the Llama's logits.
+    `from_pretrained` also loads checkpoints of Llama and related families (`tape.model.families`),
+    with `position=` for the encoding: new parameters are initialised, and a TAPE model made from
+    one of them starts with its logits.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}

@@ -23,7 +23,7 @@ from tape.positions.fox import FoX
 from tape.positions.gain import RoPEGain
 from tape.positions.grape_ap import GrapeAP
 from tape.positions.grape_m import GrapeM
-from tape.positions.mixed import Mixed
+from tape.positions.mixed import Entry, Mixed, bare, checked
 from tape.positions.path import PaTH
 from tape.positions.pope import PoPE
 from tape.positions.randpe import RandPE
@@ -96,9 +96,12 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
     """Replaces the saved encoding, or some of its arguments if the encoding is the same: those that
     are not null, and of a sampler of the same name likewise. Refuses unknown names, and `extended`
-    on an encoding that is not RoPE with all tokens at their indices."""
+    on an encoding that is not RoPE with all tokens at their indices. In a mixture of one encoding
+    and layers without positions, the new one takes the place of that encoding."""
     name, given = canonical(position)
     kept_name, kept = (None, {}) if saved is None else canonical(saved)
+    if kept_name == "mixed" and name != kept_name and single(kept):
+        return in_mixture(kept, {"name": name, **given})
     if name == "extended" and kept_name not in (None, *EXTENDABLE):
         raise ValueError(
             f"position extended on a model with position {kept_name!r}, whose scores depend on "
@@ -118,6 +121,27 @@ def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any])
         given["sampler"] = {"name": new, **own}
     # Arguments of `extended` determine each other.
     return {"name": name, **(kept | given if name == "extended" else updated(kept, given))}
+
+
+def single(mixture: Mapping[str, Any]) -> Entry | None:
+    """Returns the only encoding of a mixture beside layers without positions, without a window;
+    None if it has several, or none."""
+    entries = [bare(checked(entry)) for entry in mixture.get("pattern", Mixed.pattern)]
+    others = [entry for entry in entries if entry["name"] != "nope"]
+    return others[0] if others and all(entry == others[0] for entry in others) else None
+
+
+def in_mixture(mixture: Mapping[str, Any], position: Entry) -> Entry:
+    """Returns a mixture of a single encoding with another one in its place; windows and layers
+    without positions stay."""
+    own = override(single(mixture), position)
+    sampler = {"sampler": own.pop("sampler")} if "sampler" in own else {}
+    pattern = [checked(entry) for entry in mixture.get("pattern", Mixed.pattern)]
+    for n, entry in enumerate(pattern):
+        if entry["name"] != "nope":
+            window = {"window": entry["window"]} if "window" in entry else {}
+            pattern[n] = own | window
+    return {"name": "mixed", **mixture, "pattern": pattern, **sampler}
 
 
 def updated(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

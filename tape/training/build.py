@@ -17,7 +17,7 @@ from tape.model.adapters import ADAPTER, BFLOAT16
 from tape.model.checkpoint import check_finite, fingerprint, with_weights
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
-from tape.positions import ENCODINGS, canonical
+from tape.positions import ENCODINGS, canonical, single
 from tape.positions.schedules import YARN
 from tape.validation import check_arguments
 
@@ -26,8 +26,8 @@ LENGTH = "max_position_embeddings"
 # Fields that change the shape, the number or the meaning of weights.
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "head_dim", "hidden_act"}
 SIZES |= {"num_hidden_layers", "num_recurrences", "num_attention_heads", "num_key_value_heads"}
-SIZES |= {"rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias", "qk_norm"}
-SIZES |= {"attention_sink", "scalable_softmax", "gated_attention"}
+SIZES |= {"rms_norm_eps", "tie_word_embeddings", "attention_bias", "qkv_bias"}
+SIZES |= {"mlp_bias", "qk_norm", "attention_sink", "scalable_softmax", "gated_attention"}
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 FIELDS = {field.name for field in fields(TapeConfig)} | {"attn_implementation"}
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -
     if getattr(before, "quantization_config", None) is not None:
         raise ValueError(f"{owner} holds quantized weights; use the original model")
     if keeps:
-        position = position | {"name": before.position["name"]}
+        kept = single(before.position) if before.position["name"] == "mixed" else before.position
+        position = position | {"name": (kept or before.position)["name"]}
     changes = {name: value for name, value in shape.items() if value is not None}
     trained = changes.get(LENGTH)
     position = _extended(position, before, None if keeps else trained)
