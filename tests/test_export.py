@@ -13,7 +13,7 @@ import yaml
 from commands import tape
 from conftest import TRAIN_LENGTH, all_options, make_model, random_tokens, refuses
 from every_encoding import POSITIONS
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers.normalizers import Lowercase
 from transformers import (
     AutoModelForCausalLM,
@@ -194,6 +194,23 @@ def test_a_card_names_the_base(run, tmp_path, is_adapted):
         head = model_card(model, True, recorded, "sheep", "tape").split("---")[1]
         assert yaml.safe_load(head).get("base_model") == told
         assert ("name on the hub" in head) == (told == "own")
+
+
+@pytest.mark.parametrize("format", ["tape", "llama"])
+def test_an_exported_file_holds_the_tensors_of_the_model(format, tmp_path):
+    """Their names, shapes, dtypes and values; the program that checks the logits casts its own."""
+    model = make_model("rope", dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "run")
+    out = export(tmp_path / "run", tmp_path / "out", format)
+    found, expected = load_file(out / "model.safetensors"), model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.bfloat16 and torch.equal(tensor, expected[name]), name
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    names = {"config.json", "generation_config.json", "model.safetensors", "README.md"}
+    files = {path.name for path in out.iterdir()}
+    assert names <= files and all(name.endswith(".py") for name in files - names)
+    assert (files == names) == (format == "llama")
 
 
 def test_a_tokenizer_without_unknown_words_is_exported(tmp_path):
