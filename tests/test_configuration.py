@@ -14,6 +14,7 @@ from commands import ROOT
 from conftest import TRAIN_LENGTH, make_config, make_model, random_tokens, refuses
 from every_encoding import mixture
 from omegaconf import OmegaConf
+from test_floors import imports_of
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
 import tape
@@ -281,9 +282,6 @@ def canonical(requirement):
     return re.match(r"[\w-]+", requirement)[0].lower().replace("_", "-")
 
 
-IMPORT = re.compile(r"^ *(?:from (\w+)[\w.]* import|import (\w+)(?: as|[.,\n]))", re.MULTILINE)
-
-
 def test_every_import_is_declared():
     root = pathlib.Path(tape.__file__).parent.parent
     rooms = ("tape", "arithmetic", "scrolls", "benchmarks", "tests")
@@ -295,5 +293,5 @@ def test_every_import_is_declared():
     declared = {canonical(each) for each in project["dependencies"] + extras}
     installed = metadata.packages_distributions()
     for path in files:
-        for name in {"".join(found) for found in IMPORT.findall(path.read_text())} - ours:
+        for name in {module.partition(".")[0] for module in imports_of(path)} - ours:
             assert canonical(installed.get(name, [name])[0]) in declared, (path, name)
