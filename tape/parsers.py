@@ -40,6 +40,11 @@ def add_extension(parser: argparse.ArgumentParser) -> None:
     add("--factor", type=float, help="of the trained length (default: 4; of string: 1)")
 
 
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    about = "prompts are messages in the model's chat template"
+    parser.add_argument("--chat", action="store_true", help=about)
+
+
 def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
     """Adds the options that name a text."""
     add = parser.add_argument
@@ -98,6 +103,7 @@ def evaluate(given: list[str]) -> argparse.Namespace:
     changes = names_in("tape/analysis/state.py", "LEFT_OUT", "ROTATED_BY")
     add("--intervention", choices=changes, help="a change of TAPE's state (docs/inside.md)")
     add_extension(parser)
+    add_chat(parser)
     add("--processes", type=integer(1), help="workers; one per torch thread, on a GPU one in all")
     add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
     add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
@@ -161,6 +167,7 @@ def lm_eval(given: list[str]) -> argparse.Namespace:
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
     add_extension(parser)
+    add_chat(parser)
     out = "results (default: a file of these settings, lm_eval/*.json in the run's folder)"
     add("--out", type=Path, help=out)
     arguments = parser.parse_args(given)

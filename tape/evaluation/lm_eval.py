@@ -24,6 +24,7 @@ except ModuleNotFoundError as missing:
         f"error: {missing.name} is missing: EXTRAS=eval bash script/setup.sh"
     ) from missing
 
+from tape.evaluation.chat import check_template
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.scoring import DTYPES
 from tape.files import check_folder, check_replaceable, read_object, reading, write_text
@@ -115,6 +116,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if len(ends := end_tokens(model, tokenizer)) > 1:
         about["end_tokens"] = ends
+    if arguments.chat:
+        about["chat"] = check_template(tokenizer)
     # Not beside the model but where only this program writes: lm-eval unpickles the answers.
     cache = Path(os.environ.get("TAPE_CACHE", "cache")) / "lm_eval"
     answers = cache / f"{folder.resolve().name}-{digest(about | {'answers': ANSWERS})}"
@@ -133,6 +136,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 task_manager=task_manager(tasks, given, metadata),
                 use_cache=str(answers / "answers"),
                 log_samples=False,
+                apply_chat_template=arguments.chat,
             )
     except (OSError, RuntimeError):
         raise

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from tape import parsers
 from tape.analysis.state import load
+from tape.evaluation.chat import ChatQuestions
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import draw_panel, heat_map, write_figure
 from tape.evaluation.journal import OF_THE_RUN, Incomplete, Shard, answering, complete_shard, join
@@ -37,6 +38,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     from_folder = partial(load, intervention=given.intervention, position=position)
     model, tokenizer = from_folder(folder)
     questions, name = task.asked(given, folder, model)
+    if given.chat:
+        questions, name = ChatQuestions(questions, tokenizer), f"{name}_chat"
     size, _ = parsers.BATCHING[given.task]
     batching = {size: getattr(given, size)}
     batches = questions.plan(tokenizer, **batching)
