@@ -80,7 +80,7 @@ def in_turn(work: dict[str, Work], rounds: int, warm_up: int, least: float) -> S
 
 
 # Names of attention in the fused kernels of torch, flash-attn and this package.
-FUSED = re.compile(r"_scaled_dot_product_\w+|\w*flash_fwd\w*|\w*flex_attention\w*|_CausalAttention")
+FUSED = re.compile(r"_scaled_dot_product_\w+|\w*flash_fwd\w*|\w*flex_attention\w*|_Blockwise")
 COUNTED = "counted calls"
 
 

@@ -1,5 +1,5 @@
 """Hand-written gradients, against plain operations: of the loss in training, of the head a few
-tokens at a time; of attention on a CPU; of rotations."""
+tokens at a time; of rotations."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from conftest import all_options, make_model, random_tokens, refuses
 from conftest import gradients as gradients_of_model
 from every_encoding import POSITIONS
 
-from tape.attention.cpu import BLOCK, attend
-from tape.attention.payload import Values
+from tape.attention.blockwise import attend
+from tape.attention.payload import Request, Values
 from tape.model import loss as module
 from tape.model.loss import IGNORED, Head, predicted_positions
 from tape.positions.rotary import apply_rotary
@@ -151,8 +151,9 @@ def test_second_derivatives_are_refused():
     """Hand-written gradients have no graph: terms would be missing without a word."""
     head, x, labels = setting()
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
-    averages = attend(q, q.detach(), Values(q.detach(), q.detach()), None, 0.3)
-    for output, given in ((head(x, labels), x), (averages[0], q)):
+    k = q.detach()
+    attended = attend(Request(q, k, Values(k, k), None, None, 0.3, 0.0))
+    for output, given in ((head(x, labels), x), (attended.values, q)):
         (slope,) = torch.autograd.grad(output.square().sum(), given, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             slope.sum().backward()
@@ -169,22 +170,3 @@ def test_rotations_have_first_and_second_derivatives(shared, learned):
     rows = torch.func.vmap(torch.func.grad(lambda x: apply_rotary(x[None], e).square().sum()))(x)
     (whole,) = torch.autograd.grad(apply_rotary(x, e).square().sum(), x)
     torch.testing.assert_close(rows, whole)
-
-
-@pytest.mark.parametrize("length", [2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 37])
-@pytest.mark.parametrize(("width", "constant"), [(8, False), (48, True)])
-def test_blocks_of_queries_equal_attention_at_once(length, width, constant):
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 2, 3, length, width, dtype=torch.float64).requires_grad_()
-    payload = torch.randn(2, 3, length, 6, dtype=torch.float64, requires_grad=not constant)
-    # As the decoder has them: heads next to tokens in memory.
-    v = v.transpose(1, 2).contiguous().transpose(1, 2)
-    inputs = [x for x in (q, k, v, payload) if x.requires_grad]
-    found = torch.cat(attend(q, k, Values(v, payload), None, 0.3), dim=-1)
-    after = torch.ones(length, length, dtype=torch.bool).triu(1)
-    shares = (0.3 * q @ k.mT).masked_fill(after, -torch.inf).softmax(-1)
-    expected = shares @ torch.cat((v, payload), dim=-1)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
-    weights = torch.randn(found.shape, dtype=torch.float64)
-    both = [torch.autograd.grad((x * weights).sum(), inputs) for x in (found, expected)]
-    torch.testing.assert_close(*both, atol=1e-12, rtol=1e-12)

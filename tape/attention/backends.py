@@ -16,7 +16,7 @@ from transformers.utils import is_flash_attn_2_available
 from tape.attention import cpu, gpu
 from tape.attention.flash import flash, ragged
 from tape.attention.flex import flex
-from tape.attention.masks import Batch, build_mask
+from tape.attention.masks import Batch, Seen, build_mask
 from tape.attention.payload import Attended, Request, Values, per_query_head
 from tape.attention.shifted_sparse import check_backend, padding, shifted_groups
 from tape.positions import ENCODINGS
@@ -49,7 +49,14 @@ def eager(request: Request) -> Attended:
 
 def sdpa(request: Request) -> Attended:
     """torch's fused kernels, or `eager` where the log-sum-exp is needed, which they do not return.
-    On a CPU a payload takes a call of its own: unequal widths fall back to unfused code."""
+    On a CPU a payload takes a call of its own, as unequal widths fall back to unfused code; long
+    inputs go by blocks (`tape.attention.blockwise`)."""
+    if request.q.device.type == "cpu":
+        attended = cpu.attend(request)
+        if attended is not None:
+            return attended
+    if isinstance(request.mask, Seen):
+        request = request._replace(mask=request.mask.dense(request.k.shape[2]))
     q, k, values, mask, bias, scaling, dropout, needs_lse = request
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
@@ -60,10 +67,6 @@ def sdpa(request: Request) -> Attended:
         if is_causal:
             mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
         return eager(request._replace(mask=mask))._replace(weights=None)
-    if bias is None and not (plain or dropout) and q.device.type == "cpu":
-        averages = cpu.attend(q, k, values, mask, scaling)
-        if averages is not None:
-            return Attended(*averages)
     if bias is not None:
         mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
     elif is_causal and k.shape[2] > T:  # drop the free slots of a static cache, after the queries

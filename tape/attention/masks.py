@@ -15,6 +15,8 @@ from transformers.masking_utils import and_masks, create_causal_mask
 
 from tape.positions.scores import lookup
 
+SHORT = 256  # new tokens, up to which masks and biases are tensors of all pairs
+
 # (batch, head, query slot, key slot) -> whether they attend; of scalars, or tensors that broadcast.
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -45,6 +47,80 @@ def restrict(
         number = lookup(documents_BT)
         conditions.append(lambda b, h, i, j: number(b, i) == number(b, j))
     return and_masks(*conditions) if conditions else None
+
+
+class Seen:
+    """Which keys the new tokens see, computed for some of them at a time: a mask of long inputs.
+
+    Args:
+        allowed: what restricts the keys, besides causality and padding (`restrict`).
+        batch: number of sequences, 1 if all have one mask.
+        real: (B, S or fewer slots) False at padding, or None.
+        given: the caller's mask (B|1, 1, T, S) in place of causality and padding, or None.
+        window: number of keys that a query sees at most, if nothing is padded.
+    """
+
+    def __init__(
+        self,
+        slots: Tensor,
+        allowed: Allowed | None,
+        batch: int,
+        real: Tensor | None = None,
+        given: Tensor | None = None,
+        window: int | None = None,
+    ):
+        self.slots, self.allowed, self.batch = slots, allowed, batch
+        self.real, self.given, self.window = real, given, window
+        self.begin = int(slots[0])  # slots are consecutive
+
+    def rows(self, queries: slice) -> tuple[slice, Tensor]:
+        """Returns the keys from the first to the last that a query of a slice sees, and which of
+        them each one sees, (B|1, 1, t, s)."""
+        first, last = 0, self.begin + queries.stop
+        if self.given is not None:
+            last = self.given.shape[-1]
+        elif self.window is not None:
+            first = max(0, self.begin + queries.start - self.window + 1)
+        query, key = self.slots[queries, None], torch.arange(first, last, device=self.slots.device)
+        causal = (key <= query)[None, None]
+        seen = causal if self.given is None else self.given[:, :, queries]
+        if self.real is not None:
+            seen = seen & self.real[:, None, None, first:last]
+        if self.allowed is not None:
+            rows = torch.arange(self.batch, device=key.device)[:, None, None, None]
+            seen = seen & self.allowed(rows, torch.zeros_like(rows), query, key)
+        some = seen.any(dim=(0, 1, 2)).nonzero()
+        if not len(some):  # padding
+            return slice(first, first + 1), seen[..., :1]
+        low, high = int(some[0]), int(some[-1]) + 1
+        return slice(first + low, first + high), seen[..., low:high]
+
+    def dense(self, S: int) -> Tensor:
+        """Returns which of all keys each token sees, (B|1, 1, T, S)."""
+        keys, seen = self.rows(slice(0, len(self.slots)))
+        return F.pad(seen, (keys.start, S - keys.stop))
+
+
+def is_long(T: int, device: torch.device) -> bool:
+    """Returns whether attention over T new tokens goes by blocks, where no graph is made of it."""
+    return device.type == "cpu" and not is_compiling() and T > SHORT
+
+
+def long_mask(window: int | None, batch: Batch) -> Seen | None:
+    """Returns the mask of a long input, None if it is causal from slot 0 on."""
+    x_BTC, mask, cache, slots, real, documents = batch
+    given = None
+    if mask is not None and mask.ndim == 4:
+        mask, given = None, mask
+    elif mask is not None and bool(mask[:, : int(slots[-1]) + 1].all()):
+        mask = real = None
+    alone = mask is None and given is None and documents is None  # causal, or within a window
+    if alone and window is None and int(slots[0]) == 0:
+        return None
+    S = len(slots) if cache is None else cache.get_mask_sizes(len(slots), 0)[0]
+    allowed = restrict(window, real, documents, S)
+    size = 1 if alone else len(x_BTC)
+    return Seen(slots, allowed, size, mask, given, window if alone else None)
 
 
 def narrowed(mask: Tensor, slots: Tensor, window: int) -> Tensor:
@@ -81,6 +157,8 @@ def build_mask(
     if window is not None and attention_mask is not None and attention_mask.ndim == 4:
         attention_mask, window = narrowed(attention_mask, slots, window), None
     implementation, allowed = config._attn_implementation, None
+    if implementation == "sdpa" and is_long(T, x_BTC.device):
+        return long_mask(window, batch._replace(mask=attention_mask))
     if implementation == "flex_attention" and plain and cache is None and not is_compiling():
         return causal_blocks(T, window, x_BTC.device)
     if window is not None or documents is not None:

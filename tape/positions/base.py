@@ -33,6 +33,17 @@ class Positions(NamedTuple):
         """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
         return (self.query[..., :, None] - self.key[..., None, :]).clamp(min=0)
 
+    def rows(self, queries: slice, keys: slice) -> "Positions":
+        """Returns the coordinates of some queries and keys."""
+        return self._replace(query=self.query[:, queries], key=self.key[:, keys])
+
+    def count_slots(self) -> bool:
+        """Returns whether the coordinates of all keys increase by one, as slots do, and the queries
+        are the first of them; waits for a GPU."""
+        T, key = self.query.shape[-1], self.key
+        same = len(key) == len(self.query) == 1 and torch.equal(self.query, key[:, :T])
+        return same and bool((key.diff(dim=-1) == 1).all())
+
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Returns a context in which operations keep the dtype of x. It is empty where autocast is off:
@@ -121,6 +132,20 @@ class Tokens(NamedTuple):
     x: Tensor | None = None  # (B, T, C) normalised input, from which queries and keys are projected
     e: Tensor | None = None  # positional state
     past: Tensor | None = None  # (B, K, L, M) extras of the cached keys; None without cached tokens
+
+    def rows(self, queries: slice, keys: slice) -> "Tokens":
+        """Returns some of the new tokens, as if they were called with the keys in a slice alone."""
+        real, documents, seen, x, e = self.real, self.documents, self.seen, self.x, self.e
+        return Tokens(
+            self.positions.rows(queries, keys),
+            None if self.bias is None else self.bias.rows(queries, keys),
+            None if real is None else real[:, keys],
+            self.slots[queries] - keys.start,
+            None if documents is None else documents[:, queries],
+            None if seen is None else seen[:, queries, keys],
+            None if x is None else x[:, queries],
+            None if e is None else e[:, :, queries],
+        )
 
     def without_padding(self, x_BKTN: Tensor) -> Tensor:
         """Returns numbers of the new tokens, 0 at padding."""

@@ -69,6 +69,14 @@ class SlopeBias(ScoreBias):
 
         return subtract
 
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        return SlopeBias(self.slopes, self.positions.rows(queries, keys), self.consecutive)
+
+    def by_distance(self, distances: Tensor) -> Tensor | None:
+        if not self.positions.count_slots():
+            return None
+        return -self.slopes[:, None] * distances.to(self.slopes.dtype)
+
     def alibi_slopes(self) -> Tensor | None:
         return self.slopes(torch.float32) if self.consecutive else None
 
@@ -99,6 +107,19 @@ class LearnedBias(ScoreBias):
     def dense(self, dtype: torch.dtype) -> Tensor:
         with without_autocast(self.positions.query):  # bfloat16 cannot represent positions
             return self.layer(self.positions).to(dtype)
+
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        return type(self)(self.layer, self.positions.rows(queries, keys))
+
+
+class DistanceBias(LearnedBias):
+    """One that is a function of the distance."""
+
+    def by_distance(self, distances: Tensor) -> Tensor | None:
+        if not self.positions.count_slots():
+            return None
+        with without_autocast(distances):
+            return self.layer(Positions(distances[None], distances.new_zeros(1, 1)))[0, ..., 0]
 
 
 class LearnedBiasEncoding(PositionEncoding):
@@ -139,7 +160,7 @@ class T5Layer(nn.Module):
         return self.table(bucket).movedim(-1, 1)
 
 
-class TableBias(LearnedBias):
+class TableBias(DistanceBias):
     """T5's bias; FlexAttention reads it by distance. By bucket the gradients of all its pairs would
     be added to one address of a GPU's memory one after the other."""
 
@@ -256,6 +277,8 @@ class Kerple(LearnedBiasEncoding):
     """-p_h ln(1 + a_h (i - j)) with p_h, a_h >= 0.01 learned per head and layer, the logarithmic
     kernel of Chi et al. 2022 (arXiv 2205.09921)."""
 
+    bias = DistanceBias
+
     def make_layer(self) -> nn.Module:
         return KerpleLayer(self.config.num_attention_heads)
 
@@ -286,6 +309,8 @@ class BAM(LearnedBiasEncoding):
     hand with the authors' code (ArthurSBianchessi/BAM): its bias is this one in 0186ff1, where a
     does not train, and -exp(a_h) (|i - j| + 1e-5)^b_h with a, b learned in 9891050 and later. The
     paper trains a and b."""
+
+    bias = DistanceBias
 
     def make_layer(self) -> nn.Module:
         return PriorLayer(self.config.num_attention_heads)

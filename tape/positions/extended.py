@@ -20,6 +20,9 @@ class Turns(ScoreBias):
     def __init__(self, of_dtype: Callable[[torch.dtype], list[Piece]]):
         self.of_dtype = of_dtype
 
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        return Turns(lambda dtype: [piece.rows(queries, keys) for piece in self.of_dtype(dtype)])
+
 
 class ExtendedLayer(PairLayer):
     """Leaves queries and keys, cached ones too, without rotations: the scores, products over
@@ -33,7 +36,7 @@ class ExtendedLayer(PairLayer):
         for piece in tokens.bias.of_dtype(q.dtype):
             grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
             found = (grouped @ apply_rotary(k_BKSD, piece.key).mT).view(q.shape[0], H, T, -1)
-            scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
+            scores = found if piece.marks is None else scores.where(~piece.pairs(), found)
         return scores
 
 
@@ -101,7 +104,7 @@ class ExtendedRoPE(RoPE):
         for piece in METHODS[self.method](i, j, **settings):
             query = super().state(Positions(piece.query, piece.key), dtype)
             key = super().state(Positions(piece.key, piece.key), dtype)
-            found.append(Piece(query, key, None if piece.pairs is None else piece.pairs[:, None]))
+            found.append(piece._replace(query=query, key=key))
         return found
 
     def layer(self, layer_idx: int) -> LayerPosition:

@@ -24,6 +24,9 @@ class ForgetBias(ScoreBias):
     def dense(self, dtype: torch.dtype) -> Tensor:
         return (self.query[..., :, None] - self.key[..., None, :]).to(dtype)
 
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        return ForgetBias(self.query[..., queries], self.key[..., keys])
+
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         query, key = (lookup(c.to(dtype)) for c in (self.query, self.key))
         return lambda score, b, h, i, j: score + query(b, h, i) - key(b, h, j)

@@ -38,6 +38,11 @@ class PathIntegral(ScoreBias):
         at_query = sums.gather(-1, self.slots[:, None].expand(*sums.shape[:2], -1, -1))
         return torch.addcmul(slopes * at_query, slopes, sums, value=-1).to(dtype)
 
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        q, k, slots = self.q[:, :, queries], self.k[:, :, keys], self.slots[queries] - keys.start
+        real = None if self.real is None else self.real[:, :, keys]
+        return PathIntegral(q, k, self.slopes, slots, real)
+
 
 class ProbeLayer(LayerPosition):
     """Keeps R(t) p_t of each token, and whether it is real."""

@@ -34,6 +34,11 @@ class PairBias(ScoreBias):
             q, k = self.q.to(wide), self.k.to(wide)
             return self.layer(q, k, self.extras, self.tokens).to(dtype)
 
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        extras = None if self.extras is None else self.extras[:, :, keys]
+        tokens = self.tokens.rows(queries, keys)
+        return type(self)(self.layer, self.q[:, :, queries], self.k[:, :, keys], extras, tokens)
+
 
 def for_queries(k_BKSD: Tensor, q_BHTD: Tensor) -> Tensor:
     """Repeats keys for the query heads of each key/value head, (B, H, S, D)."""

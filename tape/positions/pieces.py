@@ -18,43 +18,54 @@ from tape.validation import check_integer, look_up
 
 
 class Piece(NamedTuple):
-    """Where queries (B|1, T) and keys (B|1, S) are rotated for some of the pairs (B|1, T, S);
-    later pieces replace earlier ones. None: all pairs."""
+    """Where queries (B|1, T) and keys (B|1, S) are rotated for some of the pairs: those whose
+    marks, (B|1, T) and (B|1, S), differ by `least` to `most`; without marks all. Later pieces
+    replace earlier ones."""
 
     query: Tensor
     key: Tensor
-    pairs: Tensor | None = None
+    marks: tuple[Tensor, Tensor] | None = None
+    least: float = 0
+    most: float = math.inf
 
+    def pairs(self) -> Tensor:
+        """Returns which pairs these are, (B|1, 1, T, S)."""
+        query, key = self.marks
+        difference = query[:, None, :, None] - key[:, None, None, :]
+        found = difference >= self.least
+        return found if self.most == math.inf else found & (difference <= self.most)
 
-def far(i: Tensor, j: Tensor, least: int) -> Tensor:
-    """Returns which pairs are at a distance of `least` or more."""
-    return i[..., :, None] - j[..., None, :] >= least
+    def rows(self, queries: slice, keys: slice) -> "Piece":
+        """Returns the piece for some queries and keys, with rotations (B|1, 1, T|S, ..)."""
+        query, key = self.query[:, :, queries], self.key[:, :, keys]
+        marks = self.marks and (self.marks[0][:, queries], self.marks[1][:, keys])
+        return self._replace(query=query, key=key, marks=marks)
 
 
 def self_extend(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]:
     shift = window - window // group
-    return [Piece(i, j), Piece(i // group + shift, j // group, far(i, j, window))]
+    return [Piece(i, j), Piece(i // group + shift, j // group, (i, j), window)]
 
 
 def rerope(i: Tensor, j: Tensor, *, window: int) -> list[Piece]:
     last = torch.full_like(i, window)
-    return [Piece(i, j), Piece(last, torch.zeros_like(j), far(i, j, window))]
+    return [Piece(i, j), Piece(last, torch.zeros_like(j), (i, j), window)]
 
 
 def leaky_rerope(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]:
     query = i / group + window - window / group
-    return [Piece(i, j), Piece(query, j / group, far(i, j, window))]
+    return [Piece(i, j), Piece(query, j / group, (i, j), window)]
 
 
 def dca(i: Tensor, j: Tensor, *, window: int, chunk: int) -> list[Piece]:
-    chunks = (i // chunk)[..., :, None] - (j // chunk)[..., None, :]  # from key to query
+    chunks = i // chunk, j // chunk
     last, i, j = torch.full_like(i, chunk + window - 1), i % chunk, j % chunk
-    next_chunk = Piece((i + chunk).minimum(last), j, chunks == 1)
-    return [Piece(i, j), next_chunk, Piece(last, j, chunks > 1)]
+    next_chunk = Piece((i + chunk).minimum(last), j, chunks, 1, 1)
+    return [Piece(i, j), next_chunk, Piece(last, j, chunks, 2)]
 
 
 def string(i: Tensor, j: Tensor, *, window: int, offset: int) -> list[Piece]:
-    return [Piece(i, j), Piece(i - offset + window, j, far(i, j, offset))]
+    return [Piece(i, j), Piece(i - offset + window, j, (i, j), offset)]
 
 
 # Their keyword-only parameters are the settings.

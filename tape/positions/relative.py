@@ -11,6 +11,7 @@ from transformers import initialization as init
 from tape.positions.base import (
     LayerPosition,
     PositionEncoding,
+    Positions,
     Tokens,
     WideLinear,
     widen,
@@ -22,14 +23,17 @@ from tape.positions.scores import DENSE_BACKENDS, ScoreBias
 class ProfileBias(ScoreBias):
     """profile_h(i, i - j), zero from distance E on; profiles (B, H, T, E)."""
 
-    def __init__(self, profiles: Tensor, tokens: Tokens):
-        self.profiles, self.positions = profiles, tokens.positions
+    def __init__(self, profiles: Tensor, positions: Positions):
+        self.profiles, self.positions = profiles, positions
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         B, H, T, E = self.profiles.shape
         distance = self.positions.distances()[:, None]
         index = distance.clamp(max=E - 1).expand(B, H, T, -1)
         return self.profiles.gather(-1, index).masked_fill(distance >= E, 0.0).to(dtype)
+
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        return ProfileBias(self.profiles[:, :, queries], self.positions.rows(queries, keys))
 
 
 class ProfileLayer(LayerPosition):
@@ -46,7 +50,7 @@ class ProfileLayer(LayerPosition):
         init.normal_(self.profiles, std=self.std)
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return ProfileBias(self(tokens.x), tokens)
+        return ProfileBias(self(tokens.x), tokens.positions)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Returns the profiles of the queries, (B, H, T, E)."""

@@ -1,6 +1,8 @@
 """Biases of attention scores, and their masks."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +42,8 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 class ScoreBias:
     """Bias b_h(i, j) added to the scaled scores of one layer.
 
-    `dense` is the definition; fused kernels may use an equivalent form.
+    `dense` is the definition; fused kernels may use an equivalent form. `rows` is the same bias for
+    some queries: blockwise attention never computes that of all pairs.
 
     Attributes:
         replaces_products: whether it is the whole score: the products of queries and keys are not
@@ -52,6 +55,18 @@ class ScoreBias:
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
         raise NotImplementedError
+
+    def rows(self, queries: slice, keys: slice) -> "ScoreBias":
+        """Returns the bias of the queries 0..T-1 in a slice at the keys 0..S-1 in another one,
+        which holds all keys from the first to the last that any of these queries sees."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method rows, which long inputs need on a CPU"
+        )
+
+    def by_distance(self, distances: Tensor) -> Tensor | None:
+        """Returns the bias at distances (N,) >= 0, (H, N), if it is a function of the distance
+        between slots alone, or None."""
+        return None
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
         """Returns `dense` with a mask applied for torch's fused kernels; `causal` stands for a
@@ -88,6 +103,9 @@ class ScaledBias(ScoreBias):
         wide = torch.promote_types(dtype, self.factor.dtype)
         return (self.whole.dense(wide) * self.factor[..., None]).to(dtype)
 
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        return ScaledBias(self.whole.rows(queries, keys), self.factor[..., queries])
+
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         mod, factor = self.whole.score_mod(dtype), lookup(self.factor.to(dtype))
 
@@ -107,3 +125,19 @@ class SumOfBiases(ScoreBias):
     def dense(self, dtype: torch.dtype) -> Tensor:
         first, second = (part.dense(dtype) for part in self.parts)
         return first + second
+
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        return SumOfBiases(*(part.rows(queries, keys) for part in self.parts))
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a copy of a bias, or of a part of it, with `change` applied to all that it is made
+    of: tensors, modules and settings, also in tuples and in other biases."""
+    if isinstance(value, ScoreBias):
+        changed = copy.copy(value)
+        vars(changed).update({name: mapped(part, change) for name, part in vars(value).items()})
+        return changed
+    if isinstance(value, tuple):
+        parts = [mapped(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else (*parts,)
+    return change(value)
