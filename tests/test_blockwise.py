@@ -142,7 +142,7 @@ def test_bfloat16_is_no_further_from_float64_than_torch_is(biased):
     exact = request(length, 32, needs_lse=False)
     exact = exact._replace(values=Values(exact.values.v))
     slots = torch.arange(length)[None]
-    bias = SlopeBias(torch.tensor([0.5, 0.25, 0.1, 0.01]), Positions(slots, slots))
+    bias = SlopeBias(torch.tensor([-1.0, -2.0, -3.0, -7.0]), Positions(slots, slots), True)
     if biased:
         exact = exact._replace(bias=bias)
     given = exact._replace(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tape.attention.masks import Seen
+from tape.attention.masks import SHORT, Seen
 from tape.attention.payload import Attended, Request
 from tape.positions.base import without_autocast
 from tape.positions.scores import ScoreBias, mapped
@@ -110,8 +110,10 @@ class Operands:
         self.blocks, self.causal = blocks, torch.full((BLOCK, BLOCK), -torch.inf).triu(1)
 
     def heads(self, t: int, s: int) -> Iterator[tuple[int, slice]]:
-        """Yields sequences and key/value heads, as many as fit into the caches."""
-        most = max(1, torch.get_num_threads() * BLOCK * TILE // (self.G * t * min(s, TILE)))
+        """Yields sequences and key/value heads, as many as fit into the caches; more of short
+        inputs, whose operations would be too small."""
+        scores = torch.get_num_threads() * BLOCK * TILE * (1 if self.T > SHORT else 4)
+        most = max(1, scores // (self.G * t * min(s, TILE)))
         for b in range(self.B):
             for first in range(0, self.K, most):
                 yield b, slice(first, min(self.K, first + most))
@@ -202,7 +204,7 @@ class _Blockwise(torch.autograd.Function):
         wholes = [x.unflatten(1, (-1, G)) for x in attended if x is not None]
         lse = q.new_empty(B, given.K, G, T, 1, dtype=given.dtype)
         bias = None if blocks.bias is None else put_together(blocks.bias, tensors)
-        slab = None if terms is None else Profile.slab(terms.to(given.dtype))
+        slab = None if terms is None else Profile.slab(terms)
         begin = 0 if blocks.mask is None else blocks.mask.begin
         lowest = torch.finfo(given.dtype).min / 2
         memory = q.new_empty(0, dtype=given.dtype)
@@ -282,7 +284,7 @@ class _Blockwise(torch.autograd.Function):
             leaves = [x.detach().requires_grad_(n) for x, n in zip(tensors, needs, strict=False)]
             bias, inputs = put_together(blocks.bias, leaves), [*leaves, *weights]
         learned = [n for n, needed in enumerate(needs) if needed]
-        slab = None if terms is None else Profile.slab(terms.to(dtype))
+        slab = None if terms is None else Profile.slab(terms)
         needs_terms = terms is not None and ctx.needs_input_grad[5]
         grad_slab = torch.zeros_like(slab) if needs_terms else None
         begin = 0 if blocks.mask is None else blocks.mask.begin
@@ -350,7 +352,7 @@ class _Blockwise(torch.autograd.Function):
         grad_parts = [*grad_values.mT.to(v.dtype).split(given.parts[: 1 + needs_payload], -1), None]
         grad_terms = None
         if grad_slab is not None:
-            grad_terms = Profile.gradient(grad_slab).to(terms.dtype)
+            grad_terms = Profile.gradient(grad_slab)
         return None, grad_q, grad_k, *grad_parts[:2], grad_terms, None, *found
 
 
@@ -363,8 +365,14 @@ def attend(request: Request) -> Attended:
         payload = payload.expand(B, K, -1, -1)
     terms = None
     if bias is not None and (mask is None or mask.given is None):  # keys are not after queries
-        terms = bias.by_distance(Profile.distances(S))
+        wide = torch.promote_types(q.dtype, torch.float32)
+        terms = bias.by_distance(Profile.distances(S), wide)
+    inputs: list[Tensor | None] = [q, k, v, payload]
+    if folds := mask is None and bias is None:  # heads of all sequences are alike
+        inputs = [None if x is None else x.flatten(0, 1)[None] for x in inputs]
     bias, tensors, weights = taken_apart(None if terms is not None else bias)
     blocks = Blocks(scaling, mask, bias)
-    found = _Blockwise.apply(blocks, q, k, v, payload, terms, len(tensors), *tensors, *weights)
+    found = _Blockwise.apply(blocks, *inputs, terms, len(tensors), *tensors, *weights)
+    if folds:
+        found = [None if x is None else x[0].unflatten(0, (B, -1)) for x in found]
     return Attended(found[0], found[1], lse=found[2] if needs_lse else None)

@@ -70,12 +70,12 @@ class SlopeBias(ScoreBias):
         return subtract
 
     def rows(self, queries: slice, keys: slice) -> ScoreBias:
-        return SlopeBias(self.slopes, self.positions.rows(queries, keys), self.consecutive)
+        return SlopeBias(self.exponents, self.positions.rows(queries, keys), self.consecutive)
 
-    def by_distance(self, distances: Tensor) -> Tensor | None:
-        if not self.positions.count_slots():
-            return None
-        return -self.slopes[:, None] * distances.to(self.slopes.dtype)
+    def by_distance(self, distances: Tensor, dtype: torch.dtype) -> Tensor | None:
+        slopes = self.slopes(dtype)
+        counts = self.positions.count_slots()
+        return -slopes[:, None] * distances.to(slopes.dtype) if counts else None
 
     def alibi_slopes(self) -> Tensor | None:
         return self.slopes(torch.float32) if self.consecutive else None
@@ -115,11 +115,12 @@ class LearnedBias(ScoreBias):
 class DistanceBias(LearnedBias):
     """One that is a function of the distance."""
 
-    def by_distance(self, distances: Tensor) -> Tensor | None:
+    def by_distance(self, distances: Tensor, dtype: torch.dtype) -> Tensor | None:
         if not self.positions.count_slots():
             return None
         with without_autocast(distances):
-            return self.layer(Positions(distances[None], distances.new_zeros(1, 1)))[0, ..., 0]
+            term = self.layer(Positions(distances[None], distances.new_zeros(1, 1)))
+        return term[0, ..., 0].to(dtype)
 
 
 class LearnedBiasEncoding(PositionEncoding):

@@ -63,7 +63,7 @@ class ScoreBias:
             f"{type(self).__name__} has no method rows, which long inputs need on a CPU"
         )
 
-    def by_distance(self, distances: Tensor) -> Tensor | None:
+    def by_distance(self, distances: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Returns the bias at distances (N,) >= 0, (H, N), if it is a function of the distance
         between slots alone, or None."""
         return None
