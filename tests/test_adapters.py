@@ -11,7 +11,7 @@ from commands import tape
 from conftest import composed, gradients, make_model, perturb, random_tokens, refuses
 from every_encoding import POSITIONS
 from omegaconf import OmegaConf
-from peft import AutoPeftModelForCausalLM, PeftModel
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from trained import losses
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -263,6 +263,20 @@ def test_an_adapter_is_merged_before_it_is_rounded(trained):
     whole, rounded = load_model(trained("lora")), load_model(trained("lora"), torch.bfloat16)
     expected = {name: weight.bfloat16() for name, weight in whole.named_parameters()}
     torch.testing.assert_close(dict(rounded.named_parameters()), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("left_out", ["adapter_model.safetensors", None])
+def test_an_adapter_beside_a_whole_model_is_refused(base, tmp_path, left_out):
+    """transformers adds it, to the base that it names, and the weights' hash is of the model."""
+    folder = tmp_path / "both"
+    shutil.copytree(base, folder)
+    lora = LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(LlamaForCausalLM.from_pretrained(base), lora)
+    adapted.save_pretrained(folder)
+    if left_out is not None:
+        (folder / left_out).unlink()
+    refuses(r"model.safetensors and adapter_.*: a model or an adapter", load_model, folder)
+    refuses(r"model.safetensors and adapter_.*: a model or an adapter", fingerprint, folder)
 
 
 def test_pickled_weights_are_refused(base, tmp_path):

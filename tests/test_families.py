@@ -135,6 +135,37 @@ def test_every_schedule_of_frequencies_is_the_librarys(tmp_path, name, kind):
     torch.testing.assert_close(again(tokens).logits, expected, **CLOSE)
 
 
+BESIDE = {
+    "no_rope_layers": {  # an effect in SmolLM3 alone
+        name: {"no_rope_layers": [1, 0, 1, 1]} for name in PLAIN
+    },
+    "layer_types": {
+        name: {"layer_types": ["sliding_attention"] * 4, "sliding_window": 3}
+        for name in ("llama", "granite")  # which ignore it
+    },
+    "original length": {  # beside the schedule, whose own it overrides
+        name: {
+            "original_max_position_embeddings": 4 * LENGTH,
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0} | ROPES["yarn"],
+        }
+        for name in PLAIN
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [(field, name) for field, names in BESIDE.items() for name in names]
+)
+@torch.no_grad()
+def test_fields_take_effect_where_the_library_reads_them(tmp_path, field, name):
+    folder = folder_of(tmp_path, KINDS[name])
+    saved = json.loads((folder / "config.json").read_text())
+    saved_config(folder, **saved | BESIDE[field][name])
+    theirs, ours = both(folder)
+    tokens = random_tokens(1, LONGER)
+    torch.testing.assert_close(ours(tokens).logits, theirs(tokens).logits, **CLOSE)
+
+
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
 def test_tape_starts_as_the_base_and_is_saved(folders, tmp_path, name):
@@ -235,6 +266,9 @@ def test_what_a_family_may_have_and_the_decoder_not_is_refused(tmp_path):
     kinds = ["chunked_attention"] * 4
     saved_config(tmp_path, model_type="qwen3", layer_types=kinds, **SHAPE)
     refuses(r"layer_types has 'chunked_attention'; allowed", load, tmp_path)
+    window = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 3}
+    saved_config(tmp_path, model_type="smollm3", use_sliding_window=False, **window, **SHAPE)
+    refuses(r"layer_types has 'sliding_attention' with use_sliding_window=false", load, tmp_path)
 
 
 def load(folder):

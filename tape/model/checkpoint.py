@@ -223,10 +223,17 @@ def restore(model: TapeForCausalLM | PeftModel, checkpoint: Path) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """Returns the files of a model's weights, or the file of an adapter; refuses other folders."""
     check_no_gguf(folder)
+    whole = next((name for name in (WEIGHTS, INDEX) if (folder / name).is_file()), None)
+    beside = next((name for name in (ADAPTER, OF_ADAPTER) if (folder / name).is_file()), None)
+    if whole and beside:  # transformers would add the adapter, to the base that it names
+        raise ValueError(
+            f"{folder} has {whole} and {beside}: a model or an adapter is allowed, not both; merge "
+            "the adapter into its base, or remove its files"
+        )
     for name in (WEIGHTS, ADAPTER):
         if (folder / name).is_file():
             return [folder / name]
-    if (folder / INDEX).is_file():
+    if whole:
         index = read_object(folder / INDEX)
         with reading(folder / INDEX):
             names = sorted({*index["weight_map"].values()}) or [""]

@@ -83,6 +83,7 @@ def read(saved: Mapping[str, Any], source: str) -> dict[str, Any]:
     fields["head_dim"] = getattr(config, "head_dim", None) or width
     fields |= {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
     fields |= layout(rotated(config), windows(config, source))
+    config.standardize_rope_params()  # the original length may stand beside the schedule
     rope = fields["rope_parameters"] = dict(config.rope_parameters)
     settle_rope(rope, config.max_position_embeddings)
     if family == "granite":
@@ -121,21 +122,27 @@ def settle_rope(rope: dict[str, Any], length: int) -> None:
 
 def rotated(config: PreTrainedConfig) -> list[bool]:
     """Returns for each layer whether it has RoPE; the others have no positions."""
-    return [bool(x) for x in getattr(config, "no_rope_layers", [1] * config.num_hidden_layers)]
+    if config.model_type != "smollm3":  # others ignore the field
+        return [True] * config.num_hidden_layers
+    return [bool(x) for x in config.no_rope_layers]
 
 
 def windows(config: PreTrainedConfig, source: str) -> list[int | None]:
     """Returns the window of each layer, None for all tokens before."""
-    window = getattr(config, "sliding_window", None)
-    if config.model_type == "mistral":
+    window = None if config.model_type == "granite" else getattr(config, "sliding_window", None)
+    if config.model_type in ("mistral", "granite"):  # they ignore layer_types
         return [window] * config.num_hidden_layers
     types = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
     if others := sorted({*types} - {FULL, SLIDING}):
         raise ValueError(
             f"{source}: layer_types has {others[0]!r}; allowed: {FULL!r} and {SLIDING!r}"
         )
-    slides = config.model_type != "smollm3" or config.use_sliding_window
-    return [window if slides and kind == SLIDING else None for kind in types]
+    if SLIDING in types and not config.use_sliding_window:
+        raise ValueError(
+            f"{source}: layer_types has {SLIDING!r} with use_sliding_window=false, of which "
+            "transformers' attention backends follow one or the other; correct config.json"
+        )
+    return [window if kind == SLIDING else None for kind in types]
 
 
 def layout(rotated: list[bool], windows: list[int | None]) -> dict[str, Any]:

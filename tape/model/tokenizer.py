@@ -92,7 +92,8 @@ def _of_file(source: str | Path, file: Path, how: dict[str, Any]) -> PreTrainedT
         if _ids(made, text) != _ids(backend, text):
             raise ValueError(
                 f"{source}: {SETTINGS} or a file beside it changes the tokens of {file}, as in "
-                f"{text!r:.40}: remove added_tokens_decoder and fix_mistral_regex from {SETTINGS}"
+                f"{text!r:.40}: remove added_tokens_decoder, split_special_tokens and "
+                f"fix_mistral_regex from {SETTINGS}"
             )
     return tokenizer
 
