@@ -66,7 +66,8 @@ def test_marks_need_three_seeds_in_common():
 
 def test_no_encoding_on_bigrams_is_marked_like_one_that_is_better_in_the_same_seeds():
     """By their losses themselves, without RoPE's."""
-    runs = {(board.row_of(run), run.seed): run for run in board.runs_of(BIGRAMS.source, [])}
+    rows = board.runs_of(BIGRAMS.source, []).items()
+    runs = {(row, run.seed): run for row, each in rows for run in each}
     marks = board.cells_of(BIGRAMS, board.values_of(BIGRAMS, []))["mark"]
     assert marks["wall"] == "best"
     for name in {name for name, _ in runs} - {"wall"}:
@@ -94,6 +95,21 @@ def test_differences_are_those_of_the_same_seed():
     assert alone["fire (yours)", 2] == alone["fire", 2]
     assert not values["rope"].any()
     refuses("seed 9: rope has no run", board.values_of, TEXT, [replace(runs["fire", 2], seed=9)])
+
+
+def test_what_a_run_was_not_evaluated_on_is_refused():
+    """It would seem to have diverged."""
+    lengths = {"text": (1024, "windows of 1,024"), "bigrams": (512, "windows of 512")}
+    lengths |= {"pass": (256, "prompts of 256")}
+    for title, (length, what) in lengths.items():
+        column = TITLED[title]
+        run = ropes(column)["rope"][0]
+        run = replace(run, rows=run.rows[run.rows["length"] != length])
+        refuses(f"was not evaluated on {what} tokens", board.values_of, column, [run])
+    run = ropes(TITLED["addition"])["rope"][0]
+    digits = run.rows[["first_digits", "second_digits"]].max(axis=1)
+    run = replace(run, rows=run.rows[digits <= 5])
+    refuses("was not evaluated on operands of 6", board.values_of, TITLED["addition"], [run])
 
 
 @pytest.mark.parametrize("name", ["fox", "yarn", "abacus"])

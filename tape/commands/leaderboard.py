@@ -78,19 +78,30 @@ class Column:
 def loss(run: Run, times: int) -> float:
     """Returns the loss on windows of `times` the trained length, in nats per token."""
     rows, length = select(run.of("perplexity"), "loss"), times * run.settings["length"]
-    return rows["value"][rows["first"].isna() & (rows["length"] == length)].mean()
+    rows = rows[rows["first"].isna() & (rows["length"] == length)]
+    return measured(run, rows, f"windows of {length:,} tokens")["value"].mean()
 
 
 def keys_at_twice(run: Run) -> float:
-    rows, trained = run.of("passkey"), run.asked["passkey"]["trained"]
-    return 100 * ratio(rows[rows["length"] == 2 * trained])
+    rows, length = run.of("passkey"), 2 * run.asked["passkey"]["trained"]
+    rows = rows[rows["length"] == length]
+    return 100 * ratio(measured(run, rows, f"prompts of {length:,} tokens"))
 
 
 def sums_one_longer(run: Run) -> float:
     rows, asked = run.of("arithmetic"), run.asked["arithmetic"]
     trained = max(asked["problems.max_first"], asked["problems.max_second"])
     longer = rows[["first_digits", "second_digits"]].max(axis=1)
-    return 100 * ratio(rows[longer == trained + 1])
+    rows = rows[longer == trained + 1]
+    return 100 * ratio(measured(run, rows, f"operands of {trained + 1} digits"))
+
+
+def measured(run: Run, rows: pd.DataFrame, what: str) -> pd.DataFrame:
+    """Returns the rows of a value. Raises a ValueError if there are none: the run would seem to
+    have diverged."""
+    if rows.empty:
+        raise ValueError(f"{run.folder} was not evaluated on {what}: evaluate it, or leave it out")
+    return rows
 
 
 def parameters(name: str) -> int:
