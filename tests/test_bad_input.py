@@ -186,7 +186,7 @@ COMMAND_LINES = [
     ("optimizer.foo=3", r"optimizer\.foo: there is no such setting"),
     ("position.scaling=3", r"setting.*; \+position\.scaling=\.\.\. gives an argument"),
     ("rates=text", r"rates=text: this experiment has one learning rate"),
-    ("trainer.optim_args=momentum=0.9", r"args=momentum=0\.9: .*; quote a value with ="),
+    ("trainer.optim_args=momentum=0.9", r"args=momentum=0\.9: .* needs quotes of its own"),
     ("name=${nothing}", r"nothing"),
     ("name=x ~position", r"position is missing: give position=NAME"),
     ("~trainer.max_steps", r"trainer\.max_steps is missing: it must be an integer"),
@@ -287,7 +287,11 @@ INDEX = '{"weight_map": {"model.norm.weight": "../model.safetensors"}}'
 # A file of a model; its content, entries of its object, or None where it is missing.
 DAMAGED = [
     (CONFIG, "", r"broken/config\.json is damaged"),
-    (CONFIG, '{"model_type": "gpt2", "n_embd": 32}', r"json: .*type 'gpt2'; allowed: 'tape'"),
+    (
+        CONFIG,
+        '{"model_type": "gpt2", "n_embd": 32}',
+        r"is a checkpoint of model_type 'gpt2'; allowed: 'tape'",
+    ),
     (CONFIG, QUANTIZED, r"broken holds quantized weights"),
     (CONFIG, {"position": {"name": "rpoe"}}, r"encoding 'rpoe'; did you mean 'rope'\?"),
     (CONFIG, {"num_hidden_layers": 9}, r"weights of the model .* are missing, such as model"),
