@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import all_options, gradients, in_pieces, left_padded, make_cache, make_model
 from conftest import random_tokens as random
-from every_encoding import in_modes
+from every_encoding import POSITIONS, in_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -78,10 +78,12 @@ class LargestTensor(TorchDispatchMode):
 
 @in_modes
 def test_no_tensor_is_of_all_pairs(position, monkeypatch):
-    """In a step with padding and a window, and in a prompt."""
+    """In a step with padding and a window, and in a prompt; an extent is the training length, as by
+    default."""
     monkeypatch.setattr(blockwise, "BLOCK", 8)
-    T = masks.SHORT + 4
-    model = make_model(position, num_hidden_layers=2, max_position_embeddings=T)
+    T = masks.SHORT + 44
+    encoding = {key: value for key, value in POSITIONS[position].items() if key != "extent"}
+    model = make_model(encoding, num_hidden_layers=2, max_position_embeddings=T)
     tokens, mask = random(1, T), torch.ones(1, T, dtype=torch.long)
     mask[:, :9] = 0
     with model.evaluation_length(T), LargestTensor() as largest:

@@ -74,8 +74,8 @@ class Seen:
         self.begin = int(slots[0])  # slots are consecutive
 
     def rows(self, queries: slice) -> tuple[slice, Tensor]:
-        """Returns the keys from the first to the last that a query of a slice sees, and which of
-        them each one sees, (B|1, 1, t, s)."""
+        """Returns the keys from the first to the last that a query of a slice sees or is at, and
+        which of them each one sees, (B|1, 1, t, s)."""
         first, last = 0, self.begin + queries.stop
         if self.given is not None:
             last = self.given.shape[-1]
@@ -89,10 +89,11 @@ class Seen:
         if self.allowed is not None:
             rows = torch.arange(self.batch, device=key.device)[:, None, None, None]
             seen = seen & self.allowed(rows, torch.zeros_like(rows), query, key)
+        # With the keys of the queries themselves, which padding hides: encodings read them.
+        low, high = self.begin + queries.start - first, self.begin + queries.stop - first
         some = seen.any(dim=(0, 1, 2)).nonzero()
-        if not len(some):  # padding
-            return slice(first, first + 1), seen[..., :1]
-        low, high = int(some[0]), int(some[-1]) + 1
+        if len(some):
+            low, high = min(low, int(some[0])), max(high, int(some[-1]) + 1)
         return slice(first + low, first + high), seen[..., low:high]
 
     def dense(self, S: int) -> Tensor:

@@ -21,19 +21,21 @@ from tape.positions.scores import DENSE_BACKENDS, ScoreBias
 
 
 class ProfileBias(ScoreBias):
-    """profile_h(i, i - j), zero from distance E on; profiles (B, H, T, E)."""
+    """r_h(i) . P[:, i - j], zero from distance E on; r (B, H, T, d), profiles P (d, E)."""
 
-    def __init__(self, profiles: Tensor, positions: Positions):
-        self.profiles, self.positions = profiles, positions
+    def __init__(self, r: Tensor, profiles: Tensor, positions: Positions):
+        self.r, self.profiles, self.positions = r, profiles, positions
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        B, H, T, E = self.profiles.shape
-        distance = self.positions.distances()[:, None]
-        index = distance.clamp(max=E - 1).expand(B, H, T, -1)
-        return self.profiles.gather(-1, index).masked_fill(distance >= E, 0.0).to(dtype)
+        with without_autocast(self.r):
+            by_distance = self.r @ self.profiles.to(self.r.dtype)  # (B, H, T, E)
+        E, distance = by_distance.shape[-1], self.positions.distances()[:, None]
+        index = distance.clamp(max=E - 1).expand(*by_distance.shape[:3], -1)
+        return by_distance.gather(-1, index).masked_fill(distance >= E, 0.0).to(dtype)
 
     def rows(self, queries: slice, keys: slice) -> ScoreBias:
-        return ProfileBias(self.profiles[:, :, queries], self.positions.rows(queries, keys))
+        positions = self.positions.rows(queries, keys)
+        return ProfileBias(self.r[:, :, queries], self.profiles, positions)
 
 
 class ProfileLayer(LayerPosition):
@@ -50,13 +52,11 @@ class ProfileLayer(LayerPosition):
         init.normal_(self.profiles, std=self.std)
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return ProfileBias(self(tokens.x), tokens.positions)
+        return ProfileBias(self(tokens.x), self.profiles, tokens.positions)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Returns the profiles of the queries, (B, H, T, E)."""
-        r = widen(self.reader, x_BTC).unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
-        with without_autocast(x_BTC):
-            return r @ self.profiles.to(r.dtype)
+        """Returns r of the queries, (B, H, T, d)."""
+        return widen(self.reader, x_BTC).unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
 
 
 class Relative(PositionEncoding):

@@ -58,7 +58,7 @@ class ScoreBias:
 
     def rows(self, queries: slice, keys: slice) -> "ScoreBias":
         """Returns the bias of the queries 0..T-1 in a slice at the keys 0..S-1 in another one,
-        which holds all keys from the first to the last that any of these queries sees."""
+        which holds all keys from the first to the last that any of these queries sees or is at."""
         raise NotImplementedError(
             f"{type(self).__name__} has no method rows, which long inputs need on a CPU"
         )
