@@ -290,7 +290,7 @@ DAMAGED = [
     (
         CONFIG,
         '{"model_type": "gpt2", "n_embd": 32}',
-        r"is a checkpoint of model_type 'gpt2'; allowed: 'tape'",
+        r"type 'gpt2', with n_positions .*; allowed: 'tape'",
     ),
     (CONFIG, QUANTIZED, r"broken holds quantized weights"),
     (CONFIG, {"position": {"name": "rpoe"}}, r"encoding 'rpoe'; did you mean 'rope'\?"),

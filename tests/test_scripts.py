@@ -248,7 +248,7 @@ def test_values_and_seeds_are_combined():
     words = ["sweep=encodings", "vary.position=[tape,rope]"]
     words += ["vary.trainer.learning_rate=[1e-3,2e-5]", "seeds=0 7", "name=rates"]
     words += ["settings=['length=64']", "--", "data=text", "data.files=my texts/"]
-    words += ["evaluate.perplexity.stride=7"]
+    words += ["evaluate.perplexity.convention=sliding"]
     found = commands(*words)
     runs = [command for command in found if command[0] == "train"]
     each = product(("tape", "rope"), ("0.001", "2e-05"))
@@ -262,7 +262,7 @@ def test_values_and_seeds_are_combined():
     assert given(evaluated[5], "model") == [f"output/{names[5]}"]
     assert given(evaluated[5], "out") == [f"output/{names[5]}/compare/perplexity.csv"]
     assert given(evaluated[5], "lengths") == ["64", "128", "256"]
-    assert given(evaluated[5], "stride") == ["7"]
+    assert given(evaluated[5], "convention") == ["sliding"]
     assert given(found[-1], "out") == ["output/compare_rates"]
     assert len([word for word in found[-1] if word.startswith("output/rates_")]) == 8
 

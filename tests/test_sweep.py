@@ -128,6 +128,7 @@ def test_a_run_is_checked_again_where_something_changed(capfd):
     cfg = {"out": OUT, "evaluation": ["output/e_rope_0", "--data=mine.bin"]}
     settings = {"data": {"files": files}, "position": {"name": "tape"}}
     settings |= {"output_dir": "output/e_rope_0", "evaluate": {"evaluate": {}}}
+    settings["trainer"] = {"learning_rate": 1e-3}
     run = compose.run_of(cfg, ["output/e_rope_0"], OmegaConf.create(settings), "rope")
     for path in (*changed, run.folder / "model.safetensors", run.receipt, None):
         assert not run.finished()

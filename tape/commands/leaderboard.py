@@ -250,7 +250,7 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
 def given_rows(source: Source, given: Sequence[Run]) -> set[str]:
     """Returns the rows that hold given runs."""
     ours = {id(run) for run in given}
-    rows = runs_of(source, given) if given else {}
+    rows = runs_of(source, given) if given and runs_in(source) else {}
     return {row for row, runs in rows.items() if ours & {*map(id, runs)}}
 
 
