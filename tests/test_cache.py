@@ -173,9 +173,7 @@ def test_tuples_of_keys_and_values_are_refused_with_a_remedy():
     model, tokens = make_model("tape"), random_tokens(1, 9)
     kept = model(tokens[:, :6], past_key_values=DynamicCache(config=model.config)).past_key_values
     pairs = tuple((layer.keys, layer.values) for layer in kept.layers)
-    message = (
-        r"past_key_values=tuple: must be a cache .* DynamicCache\(pairs, config=model.config\)"
-    )
+    message = r"past_key_values=tuple: must be a cache .*DynamicCache\(pairs, config=model.config\)"
     refuses(message, model, tokens[:, 6:], past_key_values=pairs)
     refuses(message, model.generate, tokens, past_key_values=pairs, max_new_tokens=2)
     cache = DynamicCache(pairs, config=model.config)
