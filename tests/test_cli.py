@@ -144,6 +144,7 @@ PLACEHOLDERS = {
     " ...": "",
     " [settings]": "",
     "vary.position=[mine]": "vary.position=[fire]",
+    "mine, rope": "fire, rope",
     "mine rope": "fire rope",
     "TYPES=mine ": "TYPES=fire ",
     ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_local",
