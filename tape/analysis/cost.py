@@ -52,6 +52,13 @@ NONLINEAR = dict.fromkeys(
 )
 
 
+class Counted(Positions):
+    """Positions 0, 1, 2, ...: on fake tensors their numbers cannot be looked at."""
+
+    def count_slots(self) -> bool:
+        return True
+
+
 def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
     """Builds a decoder on the CPU whose weights have shapes but no data."""
     config = copy.deepcopy(config)
@@ -64,7 +71,7 @@ def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
     def with_real_positions(positions: Positions) -> list[ScoreBias | None]:
         # Real coordinates, because encodings check them; distances of all pairs would need memory.
         real = (shapes.from_tensor(each) for each in (positions.query, positions.key))
-        return biases(Positions(*real))
+        return biases(Counted(*real))
 
     position.biases = with_real_positions
     return model

@@ -52,11 +52,13 @@ class ProfileLayer(LayerPosition):
         init.normal_(self.profiles, std=self.std)
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
-        return ProfileBias(self(tokens.x), self.profiles, tokens.positions)
+        return ProfileBias(*self(tokens.x), tokens.positions)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """Returns r of the queries, (B, H, T, d)."""
-        return widen(self.reader, x_BTC).unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
+    def forward(self, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns r of the queries, (B, H, T, d), and the profiles, which an offloaded model has at
+        hand only here."""
+        r = widen(self.reader, x_BTC).unflatten(-1, (-1, len(self.profiles)))
+        return r.transpose(1, 2), self.profiles
 
 
 class Relative(PositionEncoding):
