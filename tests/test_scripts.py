@@ -325,6 +325,27 @@ def test_sweeps_that_cannot_be_are_refused_before_the_first_run(case, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sweep_of_other_settings_is_refused_before_anything_trains(quick_run, tmp_path):
+    """The run of seed 0 is there, that of seed 1 is new."""
+    shutil.copytree(quick_run, tmp_path / "output" / "e_tape_0")
+    data = json.loads((quick_run / "run.json").read_text())["data"]
+    words = ["sweep=encodings", "name=e", "recipe=quick", "vary.position=[tape]", "seeds=[0,1]"]
+    words += ["--", "data=text", f"data.files={data['files']}", "vocab_size=300"]
+    words += ["trainer.max_steps=8", "report.tokens=9", "trainer.save_steps=2"]
+    same = run_command("sweep.py", "dry_run=true", *words, folder=tmp_path, succeeds=True)
+    assert same.err == ""
+    changed = ("trainer.max_steps=12", "model.num_hidden_layers=3")
+    outcome = run_command("sweep.py", *words, *changed, folder=tmp_path)
+    layers = json.loads((quick_run / "run.json").read_text())["model"]["num_hidden_layers"]
+    told = f"model.num_hidden_layers: {layers} -> 3; trainer.max_steps: 8 -> 12"
+    assert outcome.err == (
+        f"error: output/e_tape_0 began with other settings (before -> now): {told}; "
+        "choose another name=... (NAME of the scripts), or put the settings back\n"
+    )
+    assert [path.name for path in (tmp_path / "output").iterdir()] == ["e_tape_0"]
+    assert not (tmp_path / "output" / "e_tape_0" / "compare").exists()
+
+
 def test_settings_that_leave_the_rows_apart_are_accepted():
     given_to_all = ["position.sampler=shift", "experiment=compare", "position.theta=500"]
     words = ["sweep=encodings", "vary.position=[rope,xpos]", "vary.trainer.max_steps=[9]"]

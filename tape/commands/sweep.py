@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from tape.settings.composition import call, composed
 from tape.settings.groups import options
-from tape.sweep.compose import comparison, rates_note, sweep_of
+from tape.sweep.compose import changes_note, comparison, rates_note, sweep_of
 from tape.sweep.engine import perform
 
 
@@ -28,6 +28,10 @@ def sweep(settings: list[str]) -> None:
     if note := rates_note(values, runs):
         lines = note.splitlines()
         print(*("# " * cfg.dry_run + line for line in lines), sep="\n", file=sys.stderr)
+    if changed := changes_note(runs):
+        if not cfg.dry_run:
+            raise ValueError(changed)
+        print(f"# {changed}", file=sys.stderr)
     if not cfg.dry_run:
         sys.exit((cluster.submit if values["cluster"] else perform)(values, runs))
     commands = [*(command for run in runs for command in run.commands), comparison(values, runs)]

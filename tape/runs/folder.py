@@ -47,6 +47,8 @@ OF_VALIDATIONS = r"eval_blocks|task\.samples"  # all of a run are alike
 OF_A_CRITERION = r"task\.samples|trainer\.eval_(steps|strategy)"
 # A resumed run may also have more or fewer steps.
 MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
+# What a run records besides its settings.
+DETERMINED = (r"(tokens|base_weights)(\..*)?|sequences_per_step", EARLIER)
 
 
 def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     recorded = folder / CONFIGURATION
     if recorded.exists():
         before, now = read_configuration(folder), _flat(configuration)
-        if checkpoints(folder) or (folder / "metrics.jsonl").exists():
+        if begun(folder):
             _check_same(folder, before, now)
             earlier, steps = before.get(EARLIER) or [], before.get("trainer.max_steps")
             if steps != now.get("trainer.max_steps"):
@@ -68,6 +70,22 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{found}; choose another name=... or output_dir=...")
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
     return configuration
+
+
+def begun(folder: Path) -> bool:
+    """Returns whether the run in a folder has made a step."""
+    return bool(checkpoints(folder)) or (folder / "metrics.jsonl").exists()
+
+
+def changes_of(folder: Path, settings: dict[str, Any]) -> list[str]:
+    """Lists the composed settings, one per line, in which a run differs from the one in `folder`:
+    those that influence its weights, `trainer.max_steps` among them. Raises a ValueError if that
+    one's record is missing or damaged."""
+    # An adapted model records the encoding of its base, too.
+    of_base = (r"position(\..*)?",) if settings["base_model"] else ()
+    patterns = (*NO_INFLUENCE, *DETERMINED, *of_base)
+    before, now = read_configuration(folder), _flat(settings)
+    return differences(_without(patterns, before), _without(patterns, now))
 
 
 def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -114,8 +132,9 @@ def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, A
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Lists the differences between flat settings, one per line."""
+    names = {EARLIER: "trainer.max_steps before the run was continued"}
     return [
-        f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
+        f"{names.get(key, key)}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]

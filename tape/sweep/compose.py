@@ -18,10 +18,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tqdm import tqdm
 
+from tape.runs.folder import begun, changes_of
 from tape.settings import schema
-from tape.settings.composition import compose_run, override, overrides_of
+from tape.settings.composition import compose_run, override, overrides_of, settings_of
 from tape.settings.groups import CONFIG, PACKAGE, options
-from tape.settings.schema import nodes
+from tape.settings.schema import RunSettings, nodes
 from tape.validation import look_up
 
 CODE = [PACKAGE / part for part in ("attention", "model", "positions")]
@@ -44,6 +45,7 @@ class Run:
         values: the texts among its settings, some of which name files.
         is_base: whether others start from it.
         rate: the learning rate.
+        changes: its settings that differ from those of the run that its folder holds.
     """
 
     row: str
@@ -53,6 +55,7 @@ class Run:
     values: frozenset[str] = frozenset()
     is_base: bool = False
     rate: float | None = None
+    changes: tuple[str, ...] = ()
 
     @property
     def receipt(self) -> Path:
@@ -234,7 +237,23 @@ def run_of(cfg: Sweep, command: Sequence[str], found: DictConfig, row: str | Non
     each = (text for value in read for text in (value if isinstance(value, list) else [value]))
     values = frozenset(text for text in each if isinstance(text, str))
     rate = settings["trainer"]["learning_rate"]
-    return Run(row or folder.name, folder, log, tuple(commands), values, row is None, rate)
+    changes = ()
+    if begun(folder):
+        changes = tuple(changes_of(folder, RunSettings(**settings_of(found)).recorded))
+    row, is_base = row or folder.name, row is None
+    return Run(row, folder, log, tuple(commands), values, is_base, rate, changes)
+
+
+def changes_note(runs: Sequence[Run]) -> str:
+    """Says which folders hold runs with other settings, which `tape train` would refuse or, with
+    other `trainer.max_steps`, continue under another schedule of learning rates; empty if none."""
+    if not (changed := [run for run in runs if run.changes]):
+        return ""
+    first, *rest = changed
+    more = f" and {len(rest)} more of {len(runs)} runs" if rest else ""
+    what = f"{first.folder}{more} began with other settings (before -> now)"
+    remedy = "choose another name=... (NAME of the scripts), or put the settings back"
+    return f"{what}: {'; '.join(first.changes)}; {remedy}"
 
 
 def rates_note(cfg: Sweep, runs: Sequence[Run]) -> str:
