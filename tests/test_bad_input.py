@@ -121,7 +121,7 @@ def test_values_out_of_bounds(case):
 SETTINGS = r"""
 report=null | report=null must hold settings such as report\.tokens
 trainer.warmup_steps=9 | =9 is more than trainer\.max_steps=2: .* such as .*steps=0\.05
-data.files=null | data=text needs data\.files
+data.files=null | data=text needs data\.files.*; data=local needs none: it is Python's own source
 data.documents=marsk | data\.documents='marsk' must be join or mask, or null for
 trainer.lr_scheduler_type=foo | trainer: foo is not a valid SchedulerType
 trainer.use_cpu=true trainer.fp16=true | trainer\.fp16=True: float16 needs a GPU
@@ -184,6 +184,8 @@ COMMAND_LINES = [
     ("+foo=3", r"\+foo=3: there is no such setting"),
     ("+report.foo=3", r"\+report\.foo=3: there is no such setting"),
     ("optimizer.foo=3", r"optimizer\.foo: there is no such setting"),
+    ("data=local data.files=x", r"data\.files: .* no such setting; it is one of data=text$"),
+    ("data.dir=x", r"data\.dir: .* no such setting; it is one of data=c4 or data=redpajama$"),
     ("position.scaling=3", r"setting.*; \+position\.scaling=\.\.\. gives an argument"),
     ("rates=text", r"rates=text: this experiment has one learning rate"),
     ("trainer.optim_args=momentum=0.9", r"args=momentum=0\.9: .* needs quotes of its own"),

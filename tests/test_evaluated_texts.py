@@ -66,7 +66,7 @@ def test_bad_texts_are_refused(tmp_path):
     refused("--files goes with --data text", b"\0" * 140, "x")
     refused("holds text, not token ids: give --data text --files", b"{}", name="own.jsonl")
     name_refused("neither a file nor a corpus; did you mean 'local'", "locl")
-    name_refused("--data text needs --files", "text")
+    name_refused("--data text needs --files .*; --data local needs none: it is Python", "text")
     name_refused("--data c4 takes one folder of shards, not 2 --files", "c4", "a", "b")
 
 

@@ -158,7 +158,8 @@ class TextCorpus(FileCorpus):
         documents: str | None = None,
     ):
         if files is None:
-            raise ValueError("data=text needs data.files=... (paths, folders or globs)")
+            what = "data=text needs data.files=... (paths, folders or globs)"
+            raise ValueError(f"{what}; data=local needs none: it is Python's own source code")
         check_fraction("data.validation_fraction", validation_fraction)
         check_text("data.field", field)
         super().__init__(name, documents)

@@ -70,7 +70,8 @@ def open_text(
     if token_dtype is not None and data in CORPORA:
         raise ValueError(f"--token_dtype goes with a file of token ids, not with --data {data}")
     if files is not None and data not in ("text", "c4"):
-        raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
+        what = f"--files goes with --data text and --data c4, not with --data {data}"
+        raise ValueError(f"{what}: give --data text --files ..., or leave out --files")
     if whole and data != "text":
         raise ValueError(f"--whole goes with --data text, not with --data {data}")
     if data in CORPORA:
@@ -130,7 +131,8 @@ def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
     """Returns a corpus by name; raises a ValueError if `files` do not suit it."""
     if name == "text":
         if files is None:
-            raise ValueError("--data text needs --files (paths, folders or globs)")
+            what = "--data text needs --files (paths, folders or globs)"
+            raise ValueError(f"{what}; --data local needs none: it is Python's own source code")
         if whole:
             return WholeText(files)
         corpus = tape.data.TextCorpus(files)

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tape import command
 from tape.files import names_in
-from tape.settings.groups import CONFIG, groups_of, options
+from tape.settings.groups import CONFIG, entries_with, groups_of, options
 from tape.settings.schema import check_settings, nodes, shown, trainer_fields
 from tape.validation import suggestion
 
@@ -73,6 +73,10 @@ def explained(error: Exception, name: str) -> object:
     known = {key for key, _ in nodes(OmegaConf.to_container(composed([], name)))}
     if name == "train":
         known |= {f"trainer.{field}" for field in trainer_fields()}
+    group, _, setting = refused[1].partition(".")
+    if name == "train" and group == "data" and (having := entries_with(group, setting)):
+        entries = " or ".join(f"data={entry}" for entry in having)
+        return f"{refused[1]}: this corpus has no such setting; it is one of {entries}"
     hint = suggestion(refused[1], known - {refused[1]}).partition(" Known: ")[0]
     more = "; settings of the runs follow --" if name == "sweep" else ""
     if name == "train" and refused[1].startswith("position."):

@@ -29,6 +29,12 @@ def options(group: str) -> set[str]:
     return {path.stem for path in (CONFIG / group).glob("*.yaml")} | _entries.get(group, set())
 
 
+def entries_with(group: str, setting: str) -> list[str]:
+    """Returns the entries of a group whose files have a setting."""
+    files = sorted((CONFIG / group).glob("*.yaml"))
+    return [path.stem for path in files if setting in OmegaConf.load(path)]
+
+
 def groups_of() -> list[str]:
     """Returns the groups that `options` has entries of."""
     groups = {path.name for path in CONFIG.iterdir()} | _entries.keys()
