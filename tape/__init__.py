@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tape.model import TapeConfig, TapeForCausalLM, TapeModel, TapePreTrainedModel
 
+__version__ = "0.2.0"  # the only place; pyproject.toml reads it
 __all__ = ["TapeConfig", "TapeForCausalLM", "TapeModel", "TapePreTrainedModel"]
 
 

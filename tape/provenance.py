@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tape import __version__
 from tape.files import write_text
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 FILE = "origin.json"
 TRAINED = "trained.json"  # settings that made the saved weights, beside them
-PACKAGES = ("tape", "torch", "transformers")
+PACKAGES = ("torch", "transformers")
 ORIGIN = ("commit", "machine", "threads", "versions")  # what is kept with a result's rows
 SOURCE = Path(__file__).resolve().parent.parent
 
@@ -118,9 +119,9 @@ def _process() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that results depend on most."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "tape": __version__}
     for package in PACKAGES:
-        with suppress(PackageNotFoundError):  # tape from a checkout
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
 

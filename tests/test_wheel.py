@@ -1,6 +1,8 @@
-"""The wheel: what it installs, and commands of the mission from it, far from the checkout."""
+"""The release: its version, and the commands of the mission from a wheel of its sdist, far from the
+checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +11,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from commands import ROOT
 
+import tape
+
+CHANGES = (ROOT / "CHANGELOG.md").read_text()
 LEGAL = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
 
 
@@ -24,36 +30,54 @@ def run(*words, folder, path=""):
 
 @pytest.mark.slow
 def test_commands_of_the_mission_run(tmp_path):
-    """From a folder with the content of the wheel, and not from this checkout."""
+    """From a folder with the content of the wheel, and not from this checkout. The wheel is built
+    from the sdist, so both are complete."""
     for name in ("tape", "arithmetic", "scrolls", "config"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "source")
-    how = ["--no-deps", "--no-build-isolation", "-q", "--target", "site", "./source"]
+    build = "from setuptools.build_meta import build_sdist as build; print(build('.'))"
+    archive = run("-c", build, folder=tmp_path / "source").split()[-1]
+    assert archive == f"tape-{tape.__version__}.tar.gz"
+    how = ["--no-deps", "--no-build-isolation", "-q", "--target", "site", f"./source/{archive}"]
     run("-m", "pip", "install", *how, folder=tmp_path)
     site = tmp_path / "site"
     assert {"tape", "arithmetic", "scrolls"} <= {path.name for path in site.iterdir()}
     shipped = {path.relative_to(site / "tape") for path in site.glob("tape/config/**/*.yaml")}
     assert shipped == {path.relative_to(ROOT) for path in ROOT.glob("config/**/*.yaml")}
 
-    def tape(*words):
+    def installed(*words):
         return run("-m", "tape.commands", *words, folder=tmp_path, path=site)
 
-    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert tape("--version") == f"tape {given['version']}\n"
+    assert installed("--version") == f"tape {tape.__version__}\n"
     (tmp_path / "texts").mkdir()
     for n in range(60):
         text = LEGAL.read_text().replace("the", f"the {n}")
         (tmp_path / "texts" / f"{n}.txt").write_text(text)
     data = ["data=text", "data.files=texts", "data.validation_fraction=0.2"]
-    tape("train", "experiment=quick", "name=trial", *data)
+    installed("train", "experiment=quick", "name=trial", *data)
     out = tmp_path / "output" / "trial" / "compare" / "perplexity.csv"
     scored = ["--data", "text", "--files", "texts", "--max_tokens", "1000", "--lengths", "64"]
-    tape("perplexity", "--model", "output/trial", *scored, "--out", out)
-    assert "| tape |" in tape("compare", "output/trial", "--out", "table")
+    installed("perplexity", "--model", "output/trial", *scored, "--out", out)
+    assert "| tape |" in installed("compare", "output/trial", "--out", "table")
+    installed("report", "output/trial", "--out", "page")
+    assert (tmp_path / "page" / "index.html").is_file()
     for command in ("scrolls-score", "evaluate", "sweep"):
-        assert "--" in tape(command, "--help")
+        assert "--" in installed(command, "--help")
+
+
+def test_the_version_is_written_once():
+    """And named by the changelog and the citation, which the recipe of a tag tells to edit."""
+    (first,) = re.findall(
+        r"\A# .*?^## \[Unreleased\].*?^## \[(\S+)\]", CHANGES, re.DOTALL | re.MULTILINE
+    )
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert first == cited["version"] == tape.__version__
+    assert f"## [{first}] - {cited['date-released']}\n" in CHANGES
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "tape.__version__"}
 
 
 def test_every_package_and_data_file_is_listed():

@@ -7,10 +7,10 @@ import os
 import sys
 import tomllib
 from importlib import import_module
-from importlib.metadata import version
 from keyword import iskeyword
 from pathlib import Path
 
+from tape import __version__
 from tape.command import ending_with_the_reader, expected_errors
 from tape.validation import look_up
 
@@ -42,7 +42,7 @@ def main(*words: str) -> None:
         if name in ("-h", "--help"):
             print(usage())
         elif name == "--version":
-            print("tape", version("tape"))
+            print("tape", __version__)
         else:
             run(name, arguments)
 
