@@ -11,6 +11,7 @@ from test_sweep import OUT, folder, make_run, signal_when, trainings  # noqa: F4
 
 from tape.settings.composition import composed
 from tape.sweep import cluster
+from tape.sweep.dry_run import scripts_of
 
 SBATCH = """#!/bin/sh
 if grep -q 'partition=none' "$1"; then
@@ -37,13 +38,17 @@ def slurm(folder, monkeypatch):  # noqa: F811
     Path("queue").touch()
 
 
-def submitted(*runs, **changes):
+def settings(**changes):
     parameters = dict(composed([], "sweep").submitit) | changes.pop("submitit", {})
     cfg = {"name": "e", "out": str(OUT), "jobs": None, "compare": "compare", "seconds": None}
     cfg |= {"baseline": None, "vary": {}, "cluster": "slurm", "submitit": parameters}
-    cfg["dry_run"] = False
-    cluster.check(cfg | changes)
-    return cluster.submit(cfg | changes, runs)
+    cfg |= {"dry_run": False} | changes
+    cluster.check(cfg)
+    return cfg
+
+
+def submitted(*runs, **changes):
+    return cluster.submit(settings(**changes), runs)
 
 
 def flags(number):
@@ -142,6 +147,24 @@ def test_a_job_whose_time_is_up_saves_and_is_requeued():
         assert started("0") == 0 and run.finished() and asked == [cluster.WARNING]
     finally:
         signal.signal(cluster.WARNING, before)
+
+
+def test_a_dry_run_shows_the_scripts_and_submits_nothing(monkeypatch):
+    """They are those that sbatch gets, also on a machine without SLURM."""
+    runs = [make_run("base", is_base=True), make_run("rope"), make_run("tape")]
+    changes = {"submitit": {"slurm_partition": "gpu", "gpus_per_node": 1}, "jobs": 2}
+    before = {*Path.cwd().rglob("*")}
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "/usr/bin:/bin")
+        shown = scripts_of(settings(**changes, dry_run=True), runs)
+    assert {*Path.cwd().rglob("*")} == before
+    assert submitted(*runs, **changes) == 0
+    scripts = [Path(f"job_{number}").read_text() for number in range(3)]
+    scripts[1] = scripts[1].replace("afterany:0", "afterany:1")  # here, numbers begin at 0
+    scripts[2] = scripts[2].replace("afterany:0:1", "afterany:1:2")
+    heads = ["# job 1: output/e_base_0\n", f"# job 3: {OUT}\n"]
+    heads[1:1] = ["# job 2_0: output/e_rope_0\n# job 2_1: output/e_tape_0\n"]
+    assert shown == [head + script for head, script in zip(heads, scripts, strict=True)]
 
 
 REFUSED = [

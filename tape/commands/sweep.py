@@ -35,7 +35,13 @@ def sweep(settings: list[str]) -> None:
     if not cfg.dry_run:
         sys.exit((cluster.submit if values["cluster"] else perform)(values, runs))
     commands = [*(command for run in runs for command in run.commands), comparison(values, runs)]
-    print("\n".join(f"tape {shlex.join(command)}" for command in commands if command))
+    lines = [f"tape {shlex.join(command)}" for command in commands if command]
+    if values["cluster"] == "slurm":
+        from tape.sweep.dry_run import scripts_of
+
+        lines += ["\n# The scripts for sbatch, if no job is in the queue:\n"]
+        lines += scripts_of(values, runs)
+    print("\n".join(lines))
 
 
 def main() -> None:
