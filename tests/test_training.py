@@ -242,6 +242,19 @@ def test_the_precision_of_a_launcher_is_that_of_the_settings(start, monkeypatch)
     start("trainer.bf16=true", "trainer.max_steps=1")
 
 
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_run_in_bfloat16_on_a_cpu_that_emulates_it_says_so(
+    supported, run_quick, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    for bf16 in (True, False):
+        caplog.clear()
+        given = (f"trainer.bf16={str(bf16).lower()}", "trainer.max_steps=1")
+        run_quick(*given, folder=tmp_path / given[0])
+        said = "slower than float32 here: give trainer.bf16=false" in caplog.text
+        assert said == (bf16 and not supported)
+
+
 def test_a_longer_schedule_is_followed_from_its_first_step(start, quick_run):
     start("trainer.max_steps=4")
     raised, whole = (losses(folder, "learning_rate") for folder in (start(), quick_run))

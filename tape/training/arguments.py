@@ -1,5 +1,6 @@
 """The TrainingArguments of a run, and values derived from them."""
 
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -44,6 +45,7 @@ FIXED = {
 }
 # Defaults of runs that are not those of transformers.
 DEFAULTS = {"train_sampling_strategy": "sequential", "remove_unused_columns": False}
+log = logging.getLogger(__name__)
 OF_METRICS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
@@ -107,6 +109,16 @@ def check_training(arguments: TrainingArguments) -> None:
     if arguments.gradient_checkpointing_kwargs and not arguments.gradient_checkpointing:
         name = "trainer.gradient_checkpointing"
         raise ValueError(f"{name}_kwargs has no effect without {name}=true")
+
+
+def warn_of_bfloat16(arguments: TrainingArguments, frozen: str | None) -> None:
+    """Logs a warning if a run is in bfloat16 on a CPU that emulates it: a product of matrices takes
+    two to four times the time of float32."""
+    emulated = arguments.device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported()
+    asked = {"trainer.bf16=false": arguments.bf16, "frozen=null": frozen is not None}
+    if emulated and (remedies := " ".join(name for name, is_set in asked.items() if is_set)):
+        what = "this processor has no instructions for bfloat16, which is slower than float32 here"
+        log.warning("%s: give %s", what, remedies)
 
 
 def _check_schedule(arguments: TrainingArguments) -> None:

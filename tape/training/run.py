@@ -20,7 +20,7 @@ from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.schema import RunSettings
-from tape.training.arguments import sequences_per_step, training_arguments
+from tape.training.arguments import sequences_per_step, training_arguments, warn_of_bfloat16
 from tape.training.build import (
     LENGTH,
     adapt_model,
@@ -54,6 +54,7 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     folder, main = Path(settings.output_dir), arguments.process_index == 0
     if not main:
         logging.getLogger().setLevel(logging.WARNING)
+    warn_of_bfloat16(arguments, settings.frozen)
     transformers.logging.disable_progress_bar()
     set_seed(settings.seed)
 
