@@ -101,12 +101,12 @@ def test_pooled_differences_of_tape_and_rope():
             assert f"give {of_all} (p {p_all[0]}, exact p {p_all[1]})" in said("text")
             for name in ("findings", "choosing", "replication"):
                 assert of_all in said(name), name
-            assert f"(exact p {p_all[1]})" in said("findings")
-            assert f"alone {of_six} (p {p_six[0]})" in said("findings")
+            assert f"| {of_six} | 6 | {p_six[0]} |" in said("findings")
+            assert f"| {of_all} | 11 | {p_all[1]} (exact) |" in said("findings")
         else:
             five_here, _, (all_here, *_) = told
             assert f"give {five_here[0]} and all eleven {all_here}: inconc" in said("text")
-            assert f"{all_here} is inconclusive" in said("findings")
+            assert f"| {all_here} | 11 | inconclusive |" in said("findings")
             pairs = five + six
             limit = smallest_detectable(stdev(pairs) / len(pairs) ** 0.5, len(pairs) - 1)
             assert f"since {limit:.2f} nats would be detectable" in said("text")
@@ -120,7 +120,7 @@ def test_pooled_differences_of_tape_and_rope():
     assert f"is {form[0]} in these four pairs, {form[1]} in the six others and {form[2]}" in said(
         "text"
     )
-    assert said("findings").count(form[2]) == 2
+    assert f"each at its own rate | {form[2]} nats" in said("findings")
 
 
 SIGNED = ["-0.031 ± 0.029", "-0.023 ± 0.022", "-0.026 ± 0.014"]  # five, six, eleven pairs
@@ -148,7 +148,7 @@ DETECTABLE = [
         ["rope", ALONE("attention"), ALONE("feed_forward")],
     ),
     ("replication", "detect {1:.2f}, {2:.2f} and {0:.2f} nats", "ablations", MAPS, BOTH, LOSS, ...),
-    ("findings", "± 0.030, n = 6; {0:.2f} (", "ablations", MAPS, BOTH, LOSS, ...),
+    ("findings", "table-6-which-maps)) | 6 | {0:.2f} |", "ablations", MAPS, BOTH, LOSS, ...),
     (
         "replication",
         "Nine pairs would detect {low:.2f} to {high:.2f} nats",
@@ -160,25 +160,25 @@ DETECTABLE = [
     ),
     (
         "findings",
-        "n = 9; {low:.2f} to {high:.2f} (",
+        "| 9 | {low:.2f} to {high:.2f} |",
         "ablations",
         WIDTHS,
         "tape width=None",
         LOSS,
         ...,
     ),
-    ("findings", "at one rate, n = 6; {0:.2f} (", TEXT, LOW, "rope", LOSS, ["tape"]),
+    ("findings", "0.016.md)) | 6 | {0:.2f} |", TEXT, LOW, "rope", LOSS, ["tape"]),
     ("state", "of {low:.2f} to {high:.2f} nats would have been", TEXT, LOW, "rope", LOSS, ...),
     ("state", "and of {low:.2f} to {high:.2f} at", TEXT, HIGH, "rope", LOSS, ...),
     ("state", "± 0.15 nats ({0:.2f} would", PARTS, MAIN, "tape", FAR, [ALONE("attention")]),
-    ("findings", "n = 6; {0:.2f} would", PARTS, MAIN, "tape", FAR, [ALONE("attention")]),
+    ("findings", "nats; {0:.2f} would be", PARTS, MAIN, "tape", FAR, [ALONE("attention")]),
     ("state", "+0.00 ± 0.08 ({0:.2f})", PARTS, MAIN, "tape", FAR, [ALONE("magnitudes")]),
     ("state", "; {0:.2f} would be", PARTS, AT_008, "tape", FAR, [ALONE("feed_forward")]),
     ("state", "{low:.0f} to {high:.0f} points", "contextual_needle", {}, "rope", NEEDLE, ...),
     ("context_extension", "({0:.3f} nats", "extension", {}, "lora", LONG, ["adape_lora"]),
     ("context_extension", "{0:.0f} points would", "extension", {}, "lora", KEYS, ["adape_lora"]),
     ("context_extension", "({0:.0f} would be", "bases", BASES, "adape", KEYS, ["lora"]),
-    ("findings", "three bases, n = 3; {0:.0f};", "bases", BASES, "adape", KEYS, ["lora"]),
+    ("findings", "on-several-bases)) | 3 | {0:.0f} |", "bases", BASES, "adape", KEYS, ["lora"]),
     (
         "arithmetic",
         "{0:.1f} points would",
@@ -240,7 +240,7 @@ def test_models_within_three_layers_or_two():
     errors = (layers["tape"] - layers["rope"]).groupby("layer").sem()
     limits = sorted(smallest_detectable(x, 2, tests=3) for x in errors)
     assert f"n = 3; {limits[0]:.0f} to {limits[-1]:.0f} points would" in said("replication")
-    assert f"n = 3; {limits[0]:.0f} to {limits[-1]:.0f} (" in said("findings")
+    assert f"| 3 | {limits[0]:.0f} to {limits[-1]:.0f} |" in said("findings")
     rows = pd.read_csv(RESULTS / "stability" / "stability.csv")
     rows = rows.query("move == 'bos' and by == 3 and dtype == 'float32' and layer in (2, 4)")
     rows = rows.assign(seed=rows["model"].str[-1])
