@@ -150,6 +150,34 @@ def test_given_runs_get_a_row(tmp_path, undrawn):
     assert board.row_of(like(runs[0], "position.theta", 9.0)) == "rope theta=9.0"
     write_runs(tmp_path / "other", [replace(runs[0], asked={})])
     refuses("what no column shows", board.leaderboard, [tmp_path / "other"], tmp_path)
+
+
+def test_runs_of_another_recipe_are_refused_with_those_of_the_columns(tmp_path):
+    """And with the command for the given encoding."""
+    columns = r"; columns that take runs .*: perplexity 1x; text 4x, nats; .*; needle \(32\).*\. `"
+    like = lambda run, **changes: replace(run, settings=run.settings | changes)  # noqa: E731
+    mine = {"position.name": "mine"}
+    (run,) = ropes(TEXT)["rope"]
+    short = like(run, **mine, **{"trainer.max_steps": 20})
+    made = r"tape sweep sweep=text 'vary.position=\[mine, rope\]'` makes rows of perplexity 1x; "
+    told = rf"different settings: trainer\.max_steps: 1800 -> 20{columns}{made}text 4x, nats; "
+    refuses(f"{told}`TYPES=mine bash script/leaderboard.sh`", board.values_of, TEXT, [short])
+    (run,) = ropes(FLIPS)["rope"]
+    longer = like(run, **{"position.name": "mine2", "length": 9})
+    command = r"`TASKS=flip_flop TYPES=.mine2 rope. bash script/suite\.sh` makes rows of flip_flop"
+    told = rf"length: \d+ -> 9.*{command}"
+    refuses(told, board.values_of, FLIPS, [longer])
+    asked = {name: dict(each, trained=5) for name, each in run.asked.items()}
+    write_runs(tmp_path, [replace(like(run, **mine), asked=asked)])
+    told = rf"asked what no column shows: leave it out{columns}TASKS=copy TYPES=.mine rope. bash"
+    refuses(told, board.leaderboard, [tmp_path], tmp_path / "out")
+    nowhere = tmp_path / "nowhere"
+    refuses(rf"nowhere.*{columns}{made}", board.leaderboard, [nowhere], tmp_path / "out")
+
+
+def test_a_row_holds_runs_of_one_recipe():
+    runs = board.runs_of(FLIPS.source, [])["rope"]
+    like = lambda run, key, value: replace(run, settings=run.settings | {key: value})  # noqa: E731
     other = replace(runs[1], rows=runs[1].rows.assign(value=0.0))
     for key in ("trainer.max_steps", "trainer.learning_rate"):
         refuses(f"{key}: ", board.values_of, FLIPS, [runs[1], like(other, key, 9)])

@@ -427,6 +427,10 @@ def test_all_columns_of_the_leaderboard(project):
     assert len(trained) == 8 + 1 and all(given(run, "seed") == ["7"] for run in trained)
     folders = [f"output/compare_leaderboard_{sweep}" for sweep in ("suite", "passkey")]
     assert found[-1] == ["-m", "tape.commands", "leaderboard", *folders]
+    only = {"TYPES": "rope", "SEEDS": "7", "SWEEPS": "suite passkey", "TASKS": "flip_flop"}
+    few = commands_of(project, "leaderboard.sh", **only)
+    trained = [words for words in few if words[0] == "train"]
+    assert ["data=flip_flop" in words for words in trained] == [True, False]
     command = ("leaderboard.sh", "position.theta=5000")
     *trained, _ = commands_of(project, *command, TYPES="rope", SEEDS="7", SWEEPS="passkey")
     assert all("position.theta=5000" in run for run in trained if run[0] == "train")

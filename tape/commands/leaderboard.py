@@ -31,7 +31,7 @@ from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import ROOT, reading, write_text
 from tape.positions import ENCODINGS
-from tape.results.rows import FREE, NAMED, check_alike, groups_of
+from tape.results.rows import FREE, NAMED, DifferentSettings, check_alike, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, read_saved
 from tape.settings.composition import compose_run, override
 from tape.tasks.synthetic.problems import TASKS
@@ -192,7 +192,11 @@ def runs_of(source: Source, given: Sequence[Run]) -> dict[str, list[Run]]:
         [*filter(source.takes, layer)] for layer in (committed_of(source), submitted(), given)
     ]
     kept, own = replaced(layers[0], layers[1]), layers[2]
-    groups_of(replaced(kept, own))
+    try:
+        groups_of(replaced(kept, own))
+    except DifferentSettings as error:
+        name = own[0].encoding if own else "mine"
+        raise ValueError(f"{error.what}; {recipe(source, name)}") from error
     known = committed_rows() | {*map(row_of, submitted())} if own else set()
     first: dict[str, Run] = {}
     rows: dict[str, list[Run]] = {}
@@ -365,13 +369,27 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
     return figure
 
 
+def recipe(source: Source, name: str) -> str:
+    """Says which columns take runs, and what trains an encoding for those of a source or for all
+    of them."""
+    taking = [column for column in COLUMNS if runs_in(column.source)]
+    titles = "; ".join(column.title for column in taking)
+    filled = "; ".join(column.title for column in taking if column.source == source)
+    command = re.sub(r"\bmine\b", name, source.command)
+    return (
+        f"columns that take runs of their own recipe: {titles}. `{command}` makes rows of "
+        f"{filled}; `TYPES={name} bash script/leaderboard.sh` makes those of all"
+    )
+
+
 def remedy(run: Run) -> str:
     """What to do about a run that no column takes."""
     asked = run.asked.get(TEXT.evaluation, {})
-    if asked.get("data") != TEXT.asked["data"]:
-        return "leave it out"
-    needed = " ".join(f"--{name} {TEXT.asked[name]}" for name in ("convention", "stride"))
-    return f"evaluate it with {needed}, as tape sweep sweep=text does, or leave it out"
+    if asked.get("data") == TEXT.asked["data"]:
+        needed = " ".join(f"--{name} {TEXT.asked[name]}" for name in ("convention", "stride"))
+        return f"evaluate it with {needed}, as tape sweep sweep=text does, or leave it out"
+    sources = (column.source for column in COLUMNS if column.source.evaluation in run.asked)
+    return f"leave it out; {recipe(next(sources, TEXT), run.encoding)}"
 
 
 def leaderboard(
@@ -379,7 +397,10 @@ def leaderboard(
 ) -> tuple[str, dict[Path, str]]:
     """Writes leaderboard.md, .csv and .png, and seeds.png of the front page; returns the tables
     and, by folder, why it could not be read."""
-    runs, missing = read_all(folders, None, failed=failed) if folders else ([], {})
+    try:
+        runs, missing = read_all(folders, None, failed=failed) if folders else ([], {})
+    except ValueError as error:
+        raise ValueError(f"{error}; {recipe(TEXT, 'mine')}") from error
     for run in (*submitted(), *runs):
         if not any(column.source.takes(run) for column in COLUMNS):
             raise ValueError(f"{run.folder} was asked what no column shows: {remedy(run)}")

@@ -39,6 +39,15 @@ Patterns = Sequence[str]  # as those of file names
 Groups = dict[str, dict[str, list[Run]]]
 
 
+class DifferentSettings(ValueError):
+    """Two runs were trained with different settings that a comparison does not vary."""
+
+    def __init__(self, one: Path, other: Path, changes: Sequence[str]):
+        self.what = f"{one} and {other} were trained with different settings: {'; '.join(changes)}"
+        remedy = "compare runs with the same budget, or name settings that may differ with --across"
+        super().__init__(f"{self.what}; {remedy} (tape compare)")
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Runs side by side, by the evaluations that they have."""
@@ -207,11 +216,7 @@ def check_given(runs: Sequence[Run], across: Patterns = (), within: Patterns = (
         for run in group:
             for other, varied in ((group[0], within), (peers.setdefault(run.seed, run), ())):
                 if changes := differences(given(other, varied), given(run, varied)):
-                    raise ValueError(
-                        f"{other.folder} and {run.folder} were trained with different settings: "
-                        f"{'; '.join(changes)}; compare runs with the same budget, or name "
-                        "settings that may differ with --across (tape compare)"
-                    )
+                    raise DifferentSettings(other.folder, run.folder, changes)
     for base in bases:
         weights = next(iter(base.asked.values()))["model"]
         for run in methods:
