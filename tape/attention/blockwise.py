@@ -6,48 +6,31 @@ softmax are in float32 or float64: torch has no products of 16-bit numbers on a 
 not rounded, and without instructions for them they take ten times as long.
 """
 
-import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tape.attention.block_bias import (
+    LOG2_E,
+    ByDistance,
+    Dense,
+    NoBias,
+    Place,
+    Separated,
+    taken_apart,
+)
 from tape.attention.masks import SHORT, Seen
 from tape.attention.payload import Attended, Request
 from tape.positions.base import without_autocast
-from tape.positions.scores import ScoreBias, mapped
+from tape.positions.scores import ScoreBias
 
 # Queries whose scores are in memory at the same time: a pass takes memory for the scores and the
 # bias of B H BLOCK S pairs. Fewer take less memory and more time.
 BLOCK = 128
 TILE = 512  # keys whose scores with a block, of one head and thread, fit into a core's cache
-LOG2_E = 1 / math.log(2)  # powers of 2 take half as long as powers of e
-
-
-def taken_apart(bias: ScoreBias | None) -> tuple[ScoreBias | None, list[Tensor], list[Tensor]]:
-    """Returns a bias with the type `Tensor` in the place of its tensors; these; and the trained
-    weights of its modules."""
-    tensors: list[Tensor] = []
-    weights: dict[Tensor, None] = {}
-
-    def take(part: Any) -> Any:
-        if isinstance(part, nn.Module):
-            weights.update(dict.fromkeys(x for x in part.parameters() if x.requires_grad))
-        if not isinstance(part, Tensor):
-            return part
-        tensors.append(part)
-        return Tensor
-
-    return (None if bias is None else mapped(bias, take)), tensors, [*weights]
-
-
-def put_together(bias: ScoreBias, tensors: list[Tensor]) -> ScoreBias:
-    """Returns a bias with these tensors in the places that `taken_apart` has left."""
-    rest = iter(tensors)
-    return mapped(bias, lambda part: next(rest) if part is Tensor else part)
 
 
 class Blocks(NamedTuple):
@@ -55,7 +38,13 @@ class Blocks(NamedTuple):
 
     scaling: float
     mask: Seen | None  # None: query i sees the keys 0..i
-    bias: ScoreBias | None
+    bias: ScoreBias | None  # `taken_apart`
+    separated: bool  # whether the bias can be, under this mask
+
+    @property
+    def begin(self) -> int:
+        """The slot of the first query."""
+        return 0 if self.mask is None else self.mask.begin
 
     def of(self, T: int) -> Iterator[tuple[slice, slice, Tensor | None]]:
         """Yields some queries, their keys, and -inf at the keys that they do not see, (B|1, 1, t,
@@ -69,47 +58,49 @@ class Blocks(NamedTuple):
                 yield queries, keys, torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
 
-class Profile:
-    """A bias that depends on the distance alone, computed once for each distance.
-
-    `slab` (H, BLOCK, N) has it for the queries of any block: key j of a block that begins at slot i
-    is its column S + j - i.
-    """
-
-    @staticmethod
-    def distances(S: int) -> Tensor:
-        """Returns the distances of the terms that `slab` takes."""
-        return (S + BLOCK - 1 - torch.arange(S + 2 * BLOCK - 1)).clamp(min=0)
-
-    @staticmethod
-    def slab(terms: Tensor) -> Tensor:
-        """Returns the slab of terms (H, N + BLOCK - 1)."""
-        return terms.unfold(-1, terms.shape[-1] - BLOCK + 1, 1).flip(1)
-
-    @staticmethod
-    def gradient(slab: Tensor) -> Tensor:
-        """Returns the gradient of the terms, sums over the diagonals of that of the slab."""
-        H, _, N = slab.shape
-        padded = F.pad(slab.flip(1), (0, BLOCK)).flatten(1)[:, :-BLOCK]
-        return padded.view(H, BLOCK, N + BLOCK - 1).sum(1)
-
-
 class Operands:
     """Queries times the scaling in units of ln 2, keys, and values next to the payload, in at least
-    float32: (B, K, G, T, D), (B, K, S, D) and (B, K, S, P)."""
+    float32: (B, K, G, T, D), (B, K, S, D) and (B, K, S, P). Queries and keys have G more channels
+    if their bias is separated."""
 
     def __init__(self, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, payload: Tensor | None):
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.B, self.K, self.S, self.D = k.shape
         self.H, self.T = q.shape[1:3]
         self.G = self.H // self.K
-        q = q.to(self.dtype) * (blocks.scaling * LOG2_E)
-        self.q, self.k = q.unflatten(1, (self.K, self.G)), k.to(self.dtype).contiguous()
+        q, k = q.to(self.dtype) * (blocks.scaling * LOG2_E), k.to(self.dtype)
+        self.q, self.k = q.unflatten(1, (self.K, self.G)), k.contiguous()
+        if blocks.separated:
+            heads = torch.eye(self.G, dtype=self.dtype)[:, None].expand(*self.q.shape[:-1], -1)
+            self.q = torch.cat((self.q, heads), dim=-1)
+            self.k = torch.cat((k, k.new_zeros(self.B, self.K, self.S, self.G)), dim=-1)
         self.parts = [x.shape[-1] for x in (v, payload) if x is not None]
         self.values = (v if payload is None else torch.cat((v, payload), dim=-1)).to(self.dtype)
-        self.blocks, self.causal = blocks, torch.full((BLOCK, BLOCK), -torch.inf).triu(1)
+        self.causal = torch.full((BLOCK, BLOCK), -torch.inf).triu(1)
 
-    def heads(self, t: int, s: int) -> Iterator[tuple[int, slice]]:
+    def bias(
+        self,
+        blocks: Blocks,
+        terms: Tensor | None,
+        tensors: list[Tensor],
+        learned: bool = False,
+        needs: tuple[bool, ...] = (),
+    ) -> NoBias:
+        """Returns the bias of the blocks.
+
+        Args:
+            terms: its numbers by distance, or None.
+            tensors: those that it is put together from, without `terms`.
+            learned: whether the gradient of `terms` is needed.
+            needs: whether that of each tensor, and of each trained weight, is.
+        """
+        if terms is not None:
+            return ByDistance(self, terms, BLOCK, blocks.begin, learned)
+        if blocks.bias is None:
+            return NoBias()
+        return (Separated if blocks.separated else Dense)(self, blocks.bias, tensors, needs)
+
+    def places(self, t: int, s: int) -> Iterator[Place]:
         """Yields sequences and key/value heads, as many as fit into the caches; more of short
         inputs, whose operations would be too small."""
         scores = torch.get_num_threads() * BLOCK * TILE * (1 if self.T > SHORT else 4)
@@ -118,14 +109,10 @@ class Operands:
             for first in range(0, self.K, most):
                 yield b, slice(first, min(self.K, first + most))
 
-    def stacked(self, x: Tensor, place: tuple[int, slice], queries: slice) -> Tensor:
-        """Returns numbers (B, K, G, T, N) of some queries, (g, G t, N) for g key/value heads."""
-        return x[*place, :, queries].flatten(1, 2)
-
     def scores(
         self,
         out: Tensor,
-        place: tuple[int, slice],
+        place: Place,
         queries: slice,
         keys: slice,
         hidden: Tensor | None,
@@ -140,7 +127,7 @@ class Operands:
             bias: (g|1, G|1, t, s), or None.
         """
         t, s = queries.stop - queries.start, keys.stop - keys.start
-        q, k = self.stacked(self.q, place, queries), self.k[*place, keys].mT
+        q, k = stacked(self.q, place, queries), self.k[*place, keys].mT
         pairs = out.view(len(out), self.G, t, s)
         if bias is not None and less is not None:
             torch.add(-less.view(*pairs.shape[:3], 1), bias, alpha=LOG2_E, out=pairs)
@@ -160,10 +147,110 @@ class Operands:
         return out
 
 
+def lowest(dtype: torch.dtype) -> float:
+    """Returns the log-sum-exp of a query that sees nothing."""
+    return torch.finfo(dtype).min / 2
+
+
+def stacked(x: Tensor, place: Place, queries: slice) -> Tensor:
+    """Returns numbers (B, K, G, T, N) of some queries, (g, G t, N) for g key/value heads."""
+    return x[*place, :, queries].flatten(1, 2)
+
+
+def averages(
+    given: Operands, blocks: Blocks, bias: NoBias, attended: list[Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """Writes the averages of values and payload to `attended`, each (B, H, T, N).
+
+    Returns:
+        The log-sum-exp (B, K, G, T, 1) in units of ln 2, and what a bias adds to the scores of each
+        query besides, (B, H, T), or None.
+    """
+    wholes = [x.unflatten(1, (-1, given.G)) for x in attended]
+    lse = given.q.new_empty(*given.q.shape[:-1], 1)
+    rows: list[Tensor] = []
+    memory = given.q.new_empty(0)
+    for queries, keys, hidden in blocks.of(given.T):
+        bias.start(queries, keys)
+        if bias.row is not None:
+            rows.append(bias.row)
+        t, s = queries.stop - queries.start, keys.stop - keys.start
+        for place in given.places(t, s):
+            n = (place[1].stop - place[1].start) * given.G * t
+            if memory.numel() < n * s:
+                memory = memory.new_empty(n * given.S)
+            out = memory[: n * s].view(-1, given.G * t, s)
+            scores = given.scores(out, place, queries, keys, hidden, bias.pairs(place, keys))
+            # A query that sees nothing has no weights, and averages of 0.
+            highest = scores.amax(-1, keepdim=True).clamp_(min=lowest(given.dtype))
+            weights = scores.sub_(highest).exp2_()
+            total = weights.sum(-1, keepdim=True)
+            total.masked_fill_(total == 0, 1)
+            means = (weights @ given.values[*place, keys]).div_(total).unflatten(1, (-1, t))
+            for whole, part in zip(wholes, means.split(given.parts, dim=-1), strict=True):
+                whole[*place, :, queries] = part
+            lse[*place, :, queries] = total.log2_().add_(highest).unflatten(1, (-1, t))
+    return lse, torch.cat(rows, dim=-1) if rows else None
+
+
+class Gradients:
+    """Gradients of queries, keys and values, summed block by block.
+
+    Args:
+        grad: those of the averages, (B, K, G, T, P).
+        less: what each query's gradients of the scores are less, (B, K, G, T, 1).
+        lse: in units of ln 2, likewise.
+        width: of the values whose gradients are wanted.
+    """
+
+    def __init__(self, given: Operands, grad: Tensor, less: Tensor, lse: Tensor, width: int):
+        self.given, self.grad, self.less, self.lse = given, grad, less, lse
+        self.wanted = grad[..., :width]
+        self.of_q = torch.empty_like(given.q[..., : given.D])
+        # Transposed: products write rows of many keys.
+        self.of_k, self.of_values = (
+            grad.new_zeros(given.B, given.K, N, given.S) for N in (given.q.shape[-1], width)
+        )
+        self.memory = grad.new_empty(2, 0)
+
+    def add(
+        self, place: Place, queries: slice, keys: slice, hidden: Tensor | None, bias: NoBias
+    ) -> None:
+        """Adds what some heads of a block contribute, tile by tile of the keys."""
+        given, t = self.given, queries.stop - queries.start
+        q, grad, wanted, less, lse = (
+            stacked(x, place, queries)
+            for x in (given.q, self.grad, self.wanted, self.less, self.lse)
+        )
+        n = q.shape[0] * q.shape[1]
+        most = n * min(TILE, keys.stop - keys.start)
+        if self.memory.shape[1] < most:
+            self.memory = self.memory.new_empty(2, most)
+        of_q = torch.empty_like(q[..., : given.D])
+        for start in range(keys.start, keys.stop, TILE):
+            tile = slice(start, min(keys.stop, start + TILE))
+            size = tile.stop - tile.start
+            weights, of_scores = (x[: n * size].view(len(q), -1, size) for x in self.memory)
+            unseen = None
+            if hidden is not None:
+                unseen = hidden[..., tile.start - keys.start : tile.stop - keys.start]
+            term = bias.pairs(place, tile)
+            given.scores(weights, place, queries, tile, unseen, term, lse).exp2_()
+            torch.baddbmm(less, grad, given.values[*place, tile].mT, beta=-1, out=of_scores)
+            of_scores.mul_(weights)
+            later = float(start > keys.start)  # 0: what stands in memory does not count
+            of_q.baddbmm_(of_scores, given.k[*place, tile, : given.D], beta=later)
+            self.of_k[*place, :, tile].baddbmm_(q.mT, of_scores)
+            self.of_values[*place, :, tile].baddbmm_(wanted.mT, weights)
+            bias.collect(place, tile, of_scores)
+        self.of_q[*place, :, queries] = of_q.unflatten(1, (-1, t))
+
+
 class _Blockwise(torch.autograd.Function):
     """Averages of v and payload, and the log-sum-exp (B, H, T), for q (B, H, T, D), k (B, K, S, D),
-    v (B, K, S, any width) and payload; the scores of `blocks` have `terms` of a Profile, or a bias
-    that is put together from the first of `sources`; the others are weights of its modules."""
+    v (B, K, S, any width) and payload; the scores of `blocks` have `terms` by distance, or a bias
+    that is put together from the first `count` of `sources`; the others are weights of its modules.
+    """
 
     @staticmethod
     def forward(
@@ -178,182 +265,56 @@ class _Blockwise(torch.autograd.Function):
         *sources: Tensor,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         ctx.set_materialize_grads(False)
-        with without_autocast(q):
-            attended, lse = _Blockwise.averages(blocks, q, k, v, payload, terms, sources[:count])
-        ctx.blocks, ctx.count = blocks, count
-        ctx.save_for_backward(q, k, v, payload, terms, *attended, lse, *sources[:count])
-        return *attended, lse / LOG2_E
-
-    @staticmethod
-    def averages(
-        blocks: Blocks,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        payload: Tensor | None,
-        terms: Tensor | None,
-        tensors: tuple[Tensor, ...],
-    ) -> tuple[list[Tensor | None], Tensor]:
-        """Returns both averages, and the log-sum-exp in units of ln 2."""
-        given = Operands(blocks, q, k, v, payload)
-        B, H, T, S, G = given.B, given.H, given.T, given.S, given.G
+        B, H, T, _ = q.shape
         attended = [
             None if x is None else x.new_empty(B, T, H, x.shape[-1]).transpose(1, 2)
             for x in (v, payload)
         ]
-        wholes = [x.unflatten(1, (-1, G)) for x in attended if x is not None]
-        lse = q.new_empty(B, given.K, G, T, 1, dtype=given.dtype)
-        bias = None if blocks.bias is None else put_together(blocks.bias, tensors)
-        slab = None if terms is None else Profile.slab(terms)
-        begin = 0 if blocks.mask is None else blocks.mask.begin
-        lowest = torch.finfo(given.dtype).min / 2
-        memory = q.new_empty(0, dtype=given.dtype)
-        for queries, keys, hidden in blocks.of(T):
-            t, s = queries.stop - queries.start, keys.stop - keys.start
-            dense = None
-            if bias is not None:
-                dense = bias.rows(queries, keys).dense(given.dtype).expand(B, H, t, s)
-            elif slab is not None:
-                first = S - begin - queries.start
-                where = slice(first + keys.start, first + keys.stop)
-                dense = slab[None, :, :t, where].expand(B, -1, -1, -1)
-            if dense is not None:
-                dense = dense.unflatten(1, (-1, G))
-            for place in given.heads(t, s):
-                n = place[1].stop - place[1].start
-                if memory.numel() < n * G * t * s:
-                    memory = memory.new_empty(n * G * t * S)
-                out = memory[: n * G * t * s].view(n, G * t, s)
-                term = None if dense is None else dense[place]
-                scores = given.scores(out, place, queries, keys, hidden, term)
-                # A query that sees nothing has no weights, and averages of 0.
-                highest = scores.amax(-1, keepdim=True).clamp_(min=lowest)
-                weights = scores.sub_(highest).exp2_()
-                total = weights.sum(-1, keepdim=True)
-                total.masked_fill_(total == 0, 1)
-                averages = (weights @ given.values[*place, keys]).div_(total)
-                parts = averages.unflatten(1, (G, t)).split(given.parts, dim=-1)
-                for whole, part in zip(wholes, parts, strict=True):
-                    whole[*place, :, queries] = part
-                lse[*place, :, queries] = total.log2_().add_(highest).unflatten(1, (G, t))
-        return attended, lse.view(B, H, T)
+        with without_autocast(q):
+            given = Operands(blocks, q, k, v, payload)
+            bias = given.bias(blocks, terms, list(sources[:count]))
+            wholes = [x for x in attended if x is not None]
+            lse, rows = averages(given, blocks, bias, wholes)
+        ctx.blocks = blocks
+        ctx.save_for_backward(q, k, v, payload, terms, *attended, lse, *sources[:count])
+        sums = lse.view(B, H, T) / LOG2_E
+        return *attended, sums if rows is None else sums + rows
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx, grad_v: Tensor | None, grad_payload: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, payload, terms, *saved = ctx.saved_tensors
+        q, k, v, payload, terms, *attended, lse = ctx.saved_tensors[:8]
+        tensors, blocks, needs = ctx.saved_tensors[8:], ctx.blocks, ctx.needs_input_grad
         with without_autocast(q):
-            return _Blockwise.gradients(
-                ctx, q, k, v, payload, terms, saved, (grad_v, grad_payload, grad_lse)
-            )
-
-    @staticmethod
-    def gradients(
-        ctx,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        payload: Tensor | None,
-        terms: Tensor | None,
-        saved: list[Tensor],
-        grads: tuple[Tensor | None, ...],
-    ) -> tuple[Tensor | None, ...]:
-        blocks, (attended, (lse, *tensors)) = ctx.blocks, (saved[:2], saved[2:])
-        given = Operands(blocks, q, k, v, payload)
-        (B, K, S, D), H, T, G, dtype = k.shape, given.H, given.T, given.G, given.dtype
-        # The first layer's payload is a constant.
-        needs_payload = payload is not None and ctx.needs_input_grad[4]
-        averages = [x for x in attended if x is not None]
-        of_averages = zip(averages, grads, strict=False)  # without a payload the first alone
-        parts = [torch.zeros_like(x) if g is None else g for x, g in of_averages]
-        grad = torch.cat(parts, dim=-1).to(dtype)
-        less = (grad * torch.cat(averages, dim=-1)).sum(-1, keepdim=True)
-        if grads[2] is not None:
-            less -= grads[2][..., None]
-        grad, less, lse = (x.unflatten(1, (K, G)) for x in (grad, less, lse[..., None]))
-        wanted = grad if needs_payload else grad[..., : given.parts[0]]
-        grad_q = torch.empty_like(given.q)
-        grad_k = grad.new_zeros(B, K, D, S)  # transposed: products write rows of many keys
-        grad_values = grad.new_zeros(B, K, wanted.shape[-1], S)
-        needs = ctx.needs_input_grad[7:]
-        bias, inputs, found = None, [], [None] * len(needs)
-        if blocks.bias is not None:
-            _, _, weights = taken_apart(blocks.bias)
-            leaves = [x.detach().requires_grad_(n) for x, n in zip(tensors, needs, strict=False)]
-            bias, inputs = put_together(blocks.bias, leaves), [*leaves, *weights]
-        learned = [n for n, needed in enumerate(needs) if needed]
-        slab = None if terms is None else Profile.slab(terms)
-        needs_terms = terms is not None and ctx.needs_input_grad[5]
-        grad_slab = torch.zeros_like(slab) if needs_terms else None
-        begin = 0 if blocks.mask is None else blocks.mask.begin
-        memory = grad.new_empty(2, 0)
-        for queries, keys, hidden in blocks.of(T):
-            t, s = queries.stop - queries.start, keys.stop - keys.start
-            dense = grad_dense = None
-            if bias is not None:
-                with torch.set_grad_enabled(bool(learned)):
-                    own = bias.rows(queries, keys).dense(dtype)
-                dense = own.detach().expand(B, H, t, s)
-                if own.requires_grad:
-                    grad_dense = grad.new_empty(B, K, G, t, s)
-            elif slab is not None:
-                first = S - begin - queries.start
-                where = slice(first + keys.start, first + keys.stop)
-                dense = slab[None, :, :t, where].expand(B, -1, -1, -1)
-            if dense is not None:
-                dense = dense.unflatten(1, (-1, G))
-            for place in given.heads(t, s):
-                n = place[1].stop - place[1].start
-                if memory.shape[1] < n * G * t * min(s, TILE):
-                    memory = memory.new_empty(2, n * G * t * min(s, TILE))
-                of_q, of_grad, of_wanted, of_less, of_lse = (
-                    given.stacked(x, place, queries) for x in (given.q, grad, wanted, less, lse)
-                )
-                sums = None
-                for start in range(keys.start, keys.stop, TILE):
-                    tile = slice(start, min(keys.stop, start + TILE))
-                    part = slice(tile.start - keys.start, tile.stop - keys.start)
-                    size = tile.stop - tile.start
-                    weights, grad_scores = (
-                        x[: n * G * t * size].view(n, G * t, size) for x in memory
-                    )
-                    term = None if dense is None else dense[place][..., part]
-                    unseen = None if hidden is None else hidden[..., part]
-                    given.scores(weights, place, queries, tile, unseen, term, of_lse).exp2_()
-                    of_values = given.values[*place, tile].mT
-                    torch.baddbmm(of_less, of_grad, of_values, beta=-1, out=grad_scores)
-                    grad_scores.mul_(weights)
-                    of_keys = given.k[*place, tile]
-                    if sums is None:
-                        sums = torch.bmm(grad_scores, of_keys)
-                    else:
-                        sums.baddbmm_(grad_scores, of_keys)
-                    grad_k[*place, :, tile].baddbmm_(of_q.mT, grad_scores)
-                    grad_values[*place, :, tile].baddbmm_(of_wanted.mT, weights)
-                    if grad_dense is not None:
-                        grad_dense[*place, ..., part] = grad_scores.unflatten(1, (G, t))
-                    elif grad_slab is not None:
-                        where = slice(first + tile.start, first + tile.stop)
-                        by_head = grad_slab.unflatten(0, (K, G))[place[1], :, :t, where]
-                        by_head += grad_scores.unflatten(1, (G, t))
-                grad_q[*place, :, queries] = sums.unflatten(1, (G, t))
-            if grad_dense is not None:
-                given_to = grad_dense.flatten(1, 2).sum_to_size(own.shape)
-                of_block = torch.autograd.grad(
-                    own, [inputs[n] for n in learned], given_to, allow_unused=True
-                )
-                for n, x in zip(learned, of_block, strict=True):
-                    if x is not None:
-                        found[n] = x if found[n] is None else found[n].add_(x)
-        grad_q = grad_q.flatten(1, 2).mul_(blocks.scaling).to(q.dtype)
-        grad_k = grad_k.div_(LOG2_E).mT.to(k.dtype)
-        grad_parts = [*grad_values.mT.to(v.dtype).split(given.parts[: 1 + needs_payload], -1), None]
-        grad_terms = None
-        if grad_slab is not None:
-            grad_terms = Profile.gradient(grad_slab)
-        return None, grad_q, grad_k, *grad_parts[:2], grad_terms, None, *found
+            given = Operands(blocks, q, k, v, payload)
+            bias = given.bias(blocks, terms, list(tensors), needs[5], needs[7:])
+            parts = [  # without a payload the first alone
+                (x, torch.zeros_like(x) if grad is None else grad)
+                for x, grad in zip(attended, (grad_v, grad_payload), strict=True)
+                if x is not None
+            ]
+            means, grad = (torch.cat(x, dim=-1).to(given.dtype) for x in zip(*parts, strict=True))
+            less = (grad * means).sum(-1, keepdim=True)
+            if grad_lse is not None:
+                grad_lse = grad_lse.masked_fill(lse.view_as(grad_lse) <= lowest(given.dtype), 0)
+                less -= grad_lse[..., None]
+            grad, less = (x.unflatten(1, (given.K, given.G)) for x in (grad, less))
+            # The first layer's payload is a constant.
+            learned = given.parts[: 2 if needs[4] else 1]
+            found = Gradients(given, grad, less, lse, sum(learned))
+            for queries, keys, hidden in blocks.of(given.T):
+                bias.start(queries, keys)
+                for place in given.places(queries.stop - queries.start, keys.stop - keys.start):
+                    found.add(place, queries, keys, hidden, bias)
+                of_sums = None if grad_lse is None else grad_lse[..., queries]
+                bias.finish(queries, keys, found.of_k, of_sums)
+            of_q = found.of_q.flatten(1, 2).mul_(blocks.scaling).to(q.dtype)
+            of_k = (found.of_k[:, :, : given.D] / LOG2_E).mT.to(k.dtype)
+            of_values = [*found.of_values.mT.to(v.dtype).split(learned, dim=-1), None]
+        of_bias = [None] * (len(needs) - 7)
+        return None, of_q, of_k, *of_values[:2], bias.of_terms(), None, *(bias.gradients or of_bias)
 
 
 def attend(request: Request) -> Attended:
@@ -364,14 +325,16 @@ def attend(request: Request) -> Attended:
     if payload is not None:
         payload = payload.expand(B, K, -1, -1)
     terms = None
-    if bias is not None and (mask is None or mask.given is None):  # keys are not after queries
+    ordered = bias is not None and (mask is None or mask.given is None)  # no key after its query
+    separated = ordered and bias.separates
+    if ordered and not separated:
         wide = torch.promote_types(q.dtype, torch.float32)
-        terms = bias.by_distance(Profile.distances(S), wide)
+        terms = bias.by_distance(ByDistance.distances(S, BLOCK), wide)
     inputs: list[Tensor | None] = [q, k, v, payload]
     if folds := mask is None and bias is None:  # heads of all sequences are alike
         inputs = [None if x is None else x.flatten(0, 1)[None] for x in inputs]
     bias, tensors, weights = taken_apart(None if terms is not None else bias)
-    blocks = Blocks(scaling, mask, bias)
+    blocks = Blocks(scaling, mask, bias, separated)
     found = _Blockwise.apply(blocks, *inputs, terms, len(tensors), *tensors, *weights)
     if folds:
         found = [None if x is None else x[0].unflatten(0, (B, -1)) for x in found]

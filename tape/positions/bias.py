@@ -37,6 +37,8 @@ class SlopeBias(ScoreBias):
     """-2^a_h (i - j) for exponents a (H,), without parameters: all layers share one object and its
     dense form."""
 
+    separates = True
+
     def __init__(self, exponents: Tensor, positions: Positions, consecutive: bool):
         self.exponents, self.positions, self.consecutive = exponents, positions, consecutive
         self._dense: Tensor | None = None
@@ -72,10 +74,13 @@ class SlopeBias(ScoreBias):
     def rows(self, queries: slice, keys: slice) -> ScoreBias:
         return SlopeBias(self.exponents, self.positions.rows(queries, keys), self.consecutive)
 
-    def by_distance(self, distances: Tensor, dtype: torch.dtype) -> Tensor | None:
-        slopes = self.slopes(dtype)
-        counts = self.positions.count_slots()
-        return -slopes[:, None] * distances.to(slopes.dtype) if counts else None
+    def separated(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        slopes, (query, key, _) = self.slopes(dtype)[:, None], self.positions
+        first = query[:, None, :1]
+        row, column = (
+            slopes * x.to(slopes.dtype) for x in (first - query[:, None], key[:, None] - first)
+        )
+        return row.to(dtype), column.to(dtype)
 
     def alibi_slopes(self) -> Tensor | None:
         return self.slopes(torch.float32) if self.consecutive else None

@@ -18,6 +18,8 @@ UNIT = 256
 class ForgetBias(ScoreBias):
     """c_i - c_j, given the sums of queries (B, H, T) and keys (B, H, S)."""
 
+    separates = True
+
     def __init__(self, query: Tensor, key: Tensor):
         self.query, self.key = query, key
 
@@ -26,6 +28,10 @@ class ForgetBias(ScoreBias):
 
     def rows(self, queries: slice, keys: slice) -> ScoreBias:
         return ForgetBias(self.query[..., queries], self.key[..., keys])
+
+    def separated(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        first = self.query[..., :1]
+        return (self.query - first).to(dtype), (first - self.key).to(dtype)
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         query, key = (lookup(c.to(dtype)) for c in (self.query, self.key))

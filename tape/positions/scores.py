@@ -48,9 +48,11 @@ class ScoreBias:
     Attributes:
         replaces_products: whether it is the whole score: the products of queries and keys are not
             added.
+        separates: whether it has `separated`, a number of the query plus one of the key.
     """
 
     replaces_products: bool = False
+    separates: bool = False
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
@@ -67,6 +69,12 @@ class ScoreBias:
         """Returns the bias at distances (N,) >= 0, (H, N), if it is a function of the distance
         between slots alone, or None."""
         return None
+
+    def separated(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns numbers of the queries (B|1, H, T) and of the keys (B|1, H, S) whose sums are the
+        bias wherever the key is not after the query. Those of keys near the first query are small,
+        so that sums in `dtype` are as exact as the bias."""
+        raise NotImplementedError
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
         """Returns `dense` with a mask applied for torch's fused kernels; `causal` stands for a
@@ -121,6 +129,7 @@ class SumOfBiases(ScoreBias):
     def __init__(self, first: ScoreBias, second: ScoreBias):
         self.parts = first, second
         self.replaces_products = first.replaces_products or second.replaces_products
+        self.separates = first.separates and second.separates
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         first, second = (part.dense(dtype) for part in self.parts)
@@ -128,6 +137,10 @@ class SumOfBiases(ScoreBias):
 
     def rows(self, queries: slice, keys: slice) -> ScoreBias:
         return SumOfBiases(*(part.rows(queries, keys) for part in self.parts))
+
+    def separated(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        first, second = (part.separated(dtype) for part in self.parts)
+        return first[0] + second[0], first[1] + second[1]
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
