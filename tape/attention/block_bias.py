@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from tape.positions.scores import ScoreBias, mapped
 
-LOG2_E = 1 / math.log(
-    2
-)  # scores are in units of ln 2: powers of 2 take half as long as powers of e
+LOG2_E = 1 / math.log(2)  # scores are in units of ln 2: exp2 takes half as long as exp
 CONTIGUOUS = torch.contiguous_format
 Place = tuple[int, slice]  # a sequence and some of its key/value heads
 

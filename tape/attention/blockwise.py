@@ -27,15 +27,16 @@ from tape.attention.payload import Attended, Request
 from tape.positions.base import without_autocast
 from tape.positions.scores import ScoreBias
 
-# Queries whose scores are in memory at the same time: a pass takes memory for the scores and the
-# bias of B H BLOCK S pairs. Fewer take less memory and more time.
-BLOCK = 128
+# Queries of a block, whose keys are read together; half as many if they have a bias of pairs, which
+# takes memory for B H BLOCK / 2 S of them. Fewer take less memory and more time.
+BLOCK = 256
 TILE = 512  # keys whose scores with a block, of one head and thread, fit into a core's cache
 
 
 class Blocks(NamedTuple):
     """What scores are made of, besides products of queries and keys."""
 
+    size: int  # the number of queries of a block
     scaling: float
     mask: Seen | None  # None: query i sees the keys 0..i
     bias: ScoreBias | None  # `taken_apart`
@@ -49,8 +50,8 @@ class Blocks(NamedTuple):
     def of(self, T: int) -> Iterator[tuple[slice, slice, Tensor | None]]:
         """Yields some queries, their keys, and -inf at the keys that they do not see, (B|1, 1, t,
         s); None for a causal mask."""
-        for start in range(0, T, BLOCK):
-            queries = slice(start, min(T, start + BLOCK))
+        for start in range(0, T, self.size):
+            queries = slice(start, min(T, start + self.size))
             if self.mask is None:
                 yield queries, slice(0, queries.stop), None
             else:
@@ -67,7 +68,7 @@ class Operands:
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.B, self.K, self.S, self.D = k.shape
         self.H, self.T = q.shape[1:3]
-        self.G = self.H // self.K
+        self.G, self.size = self.H // self.K, blocks.size
         q, k = q.to(self.dtype) * (blocks.scaling * LOG2_E), k.to(self.dtype)
         self.q, self.k = q.unflatten(1, (self.K, self.G)), k.contiguous()
         if blocks.separated:
@@ -76,7 +77,7 @@ class Operands:
             self.k = torch.cat((k, k.new_zeros(self.B, self.K, self.S, self.G)), dim=-1)
         self.parts = [x.shape[-1] for x in (v, payload) if x is not None]
         self.values = (v if payload is None else torch.cat((v, payload), dim=-1)).to(self.dtype)
-        self.causal = torch.full((BLOCK, BLOCK), -torch.inf).triu(1)
+        self.causal = torch.full((blocks.size, blocks.size), -torch.inf).triu(1)
 
     def bias(
         self,
@@ -95,7 +96,7 @@ class Operands:
             needs: whether that of each tensor, and of each trained weight, is.
         """
         if terms is not None:
-            return ByDistance(self, terms, BLOCK, blocks.begin, learned)
+            return ByDistance(self, terms, blocks.size, blocks.begin, learned)
         if blocks.bias is None:
             return NoBias()
         return (Separated if blocks.separated else Dense)(self, blocks.bias, tensors, needs)
@@ -103,7 +104,7 @@ class Operands:
     def places(self, t: int, s: int) -> Iterator[Place]:
         """Yields sequences and key/value heads, as many as fit into the caches; more of short
         inputs, whose operations would be too small."""
-        scores = torch.get_num_threads() * BLOCK * TILE * (1 if self.T > SHORT else 4)
+        scores = torch.get_num_threads() * self.size * TILE * (1 if self.T > SHORT else 4)
         most = max(1, scores // (self.G * t * min(s, TILE)))
         for b in range(self.B):
             for first in range(0, self.K, most):
@@ -327,14 +328,15 @@ def attend(request: Request) -> Attended:
     terms = None
     ordered = bias is not None and (mask is None or mask.given is None)  # no key after its query
     separated = ordered and bias.separates
+    size = BLOCK if bias is None or separated else BLOCK // 2
     if ordered and not separated:
         wide = torch.promote_types(q.dtype, torch.float32)
-        terms = bias.by_distance(ByDistance.distances(S, BLOCK), wide)
+        terms = bias.by_distance(ByDistance.distances(S, size), wide)
     inputs: list[Tensor | None] = [q, k, v, payload]
     if folds := mask is None and bias is None:  # heads of all sequences are alike
         inputs = [None if x is None else x.flatten(0, 1)[None] for x in inputs]
     bias, tensors, weights = taken_apart(None if terms is not None else bias)
-    blocks = Blocks(scaling, mask, bias, separated)
+    blocks = Blocks(size, scaling, mask, bias, separated)
     found = _Blockwise.apply(blocks, *inputs, terms, len(tensors), *tensors, *weights)
     if folds:
         found = [None if x is None else x[0].unflatten(0, (B, -1)) for x in found]
