@@ -97,19 +97,20 @@ def test_pooled_differences_of_tape_and_rope():
         if length == 256:
             (of_five, *_), (of_six, *p_six), (of_all, *p_all) = told
             assert [of_five, of_six, of_all] == SIGNED
-            assert f"give {of_six} by themselves (p {p_six[0]}, exact p {p_six[1]}," in said("text")
-            assert f"give {of_all} (p {p_all[0]}, exact p {p_all[1]})" in said("text")
+            assert f"| six more pairs | {of_six} | {p_six[0]} | {p_six[1]} |" in said("text")
+            assert f"| all eleven pairs | {of_all} | {p_all[0]} | {p_all[1]} |" in said("text")
             for name in ("findings", "choosing", "replication"):
                 assert of_all in said(name), name
             assert f"| {of_six} | 6 | {p_six[0]} |" in said("findings")
             assert f"| {of_all} | 11 | {p_all[1]} (exact) |" in said("findings")
         else:
             five_here, _, (all_here, *_) = told
-            assert f"give {five_here[0]} and all eleven {all_here}: inconc" in said("text")
+            assert f"| 0.12 | {five_here[0]} |" in said("text")
+            assert f"| 0.0039 | {all_here} |" in said("text")
             assert f"| {all_here} | 11 | inconclusive |" in said("findings")
             pairs = five + six
             limit = smallest_detectable(stdev(pairs) / len(pairs) ** 0.5, len(pairs) - 1)
-            assert f"since {limit:.2f} nats would be detectable" in said("text")
+            assert f"test of eleven pairs would detect {limit:.2f} nats" in said("text")
     four, rope = losses("bigrams", 512), losses("contextual", 512, "contextual_0.064_rope_*")
     tape = losses("contextual", 512, "contextual_tape_1?")
     four = [*(four["tape"] - four["rope trainer.learning_rate=0.064"])]
@@ -117,9 +118,7 @@ def test_pooled_differences_of_tape_and_rope():
     form = [
         f"{mean(x):.{n}f} ± {student(x):.{n}f}" for x, n in ((four, 2), (six, 2), (four + six, 3))
     ]
-    assert f"is {form[0]} in these four pairs, {form[1]} in the six others and {form[2]}" in said(
-        "text"
-    )
+    assert f"(each its own) | {' | '.join(form)} |" in said("text")
     assert f"each at its own rate | {form[2]} nats" in said("findings")
 
 
@@ -345,18 +344,24 @@ def test_encodings_added_on_text():
     unseen_there = {("relative", length) for length in (256, 512)}
     near = {"t5": 0.28, "fox": 0.18, "kerple": 0.20}  # detectable
     far = {"fope": 0.13, "rope_gain": 0.28, "repo": 0.09, "selective": 0.27}
-    assert "from FIRE at any length; differences of 0.28, 0.18 and 0.20 nats would" in text
-    assert "better than RoPE at every length (p at most 0.0028), T5 significantly only" in text
-    assert "better than RoPE at every length (p at most 0.0084)" in text
-    assert "(p at most 0.024). At the trained length they do not differ significantly" in text
-    assert "(p at least 0.14); differences of 0.09 to 0.19 nats would have been" in text
-    assert "at four times the trained length, differences of 0.13 and 0.28 nats would" in text
-    assert "(p at most 0.034). At four times they do not differ significantly from it;" in text
-    assert "differences of 0.09 and 0.27 nats would have been detectable" in text
-    assert "(p at most 0.005), by 0.27 ± 0.07 and 1.43 ± 0.37 nats at four times. At" in text
-    assert "from RoPE; differences of 0.14 and 0.13 nats would have been detectable" in text
-    assert "are worse than FIRE at all three lengths (p at most 0.043), except relative" in text
-    assert "(p 0.035); at the two others, 0.27 nats would have been detectable" in text
+    for row in (
+        "FoX, KERPLE | better (p at most 0.0028 at every length) | better",
+        "GRAPE-AP, stick-breaking | better (p at most 0.0084 at every length) | better",
+        "T5 | not significant (p 0.12) | better (p 0.0019)",
+        "CARoPE | not significant (p at least 0.14; detectable: 0.09 to 0.19 nats) | better (p at "
+        "most 0.024)",
+        "FoPE, RoPE with a gain | not significant | not significant (detectable: 0.13 and 0.28 "
+        "nats)",
+        "RePo, Selective RoPE | worse (p at most 0.034) | not significant (detectable: 0.09 and "
+        "0.27 nats)",
+        "learned, sinusoidal | not significant (detectable: 0.14 and 0.13 nats) | worse by 0.27 ± "
+        "0.07 and 1.43 ± 0.37 nats (p at most 0.005)",
+        "T5, FoX, KERPLE | not significant (detectable: 0.28, 0.18 and 0.20 nats)",
+        "relative positions | worse at four times the trained length (p 0.035); at the two others "
+        "not significant (detectable: 0.27 nats)",
+        "the thirteen others | worse (p at most 0.043)",
+    ):
+        assert f"{row} |" in text, row
     assert {len(differences(own, "rope")) for _, own in whole.groupby("length")} == {23}
     for name in ("fox", "kerple"):
         assert max(found[name, "rope", length]["p"] for length in (256, 512, 1024)) < 0.00285
