@@ -46,7 +46,7 @@ def seeds(tmp_path):
     return [make_text(tmp_path / f"e_{name}_{n}", name, n, losses) for name, n, losses in EACH]
 
 
-def test_differences_are_those_of_the_statistics(seeds):
+def test_differences_are_those_of_the_statistics(seeds, tmp_path):
     values = [(name, seed, losses[2], 1) for name, seed, losses in EACH]
     rows = pd.DataFrame(values, columns=["row", "seed", "value", "n"])
     found = differences(rows, "rope").loc["tape"]
@@ -54,6 +54,14 @@ def test_differences_are_those_of_the_statistics(seeds):
         f"| tape | loss, 32 | {found['mean']:+.4f} ± {found.half_width:.4f} "
         f"| 3 | {found.p:.2g} | 0.25 | {found.detectable:.2g} |"
     ) in markdown(read(seeds, "compare"), "rope")
+    assert "It has -" not in markdown(read(seeds, "compare"), "rope")
+    alike = [
+        make_text(tmp_path / f"e_nope_{n}", "nope", n, losses)
+        for n, losses in enumerate(LOSSES["rope"])
+    ]
+    text = markdown(read([*seeds, *alike], "compare"), "rope")
+    assert "| nope | loss, 32 | +0.0000 ± 0.0000 | 3 | 1 | 1 | - |" in text
+    assert "It has - where all differences are equal." in text
     pairs = markdown(read([seeds[0], seeds[2], seeds[3], seeds[5]], "compare"), "rope")
     assert f"| loss, 32 | {(1.1 - 4.0 + 1.1 - 4.1) / 2:+.4f} ±" in pairs
     text = markdown(read([seeds[0], seeds[3]], "compare"), "rope")

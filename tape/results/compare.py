@@ -28,6 +28,7 @@ from tape.statistics import differences, per_seed
 TEXT = Path(__file__).with_name("table.md").read_text("utf-8")
 WITH_GAIN = {"method", "context gain, nats"}  # titles of tables that need no word about it
 PAGE = Environment(trim_blocks=True, undefined=StrictUndefined).from_string(TEXT)
+ROUNDING = 1e-12  # of differences of values such as accuracies and losses
 Cells = list[list[str]]
 
 
@@ -79,7 +80,8 @@ def _differences(column: Column, rows: pd.DataFrame, baseline: str) -> Cells:
         shown = ["-"] * 5
         if label in found.index:
             shown = [f"{each['mean']:+.4f} ± {each['half_width']:.4f}", f"{each['n']:.0f}"]
-            shown += [f"{each[name]:.2g}" for name in ("p", "exact_p", "detectable")]
+            shown += [f"{each[name]:.2g}" for name in ("p", "exact_p")]
+            shown += [f"{each['detectable']:.2g}" if each["detectable"] > ROUNDING else "-"]
         lines.append([label, f"{column.measure}, {column.compared}", *shown])
     return lines if len(found) else []
 
@@ -92,6 +94,7 @@ def markdown(found: Comparison, baseline: str | None = None) -> str:
         tables=[*map(markdown_table, tables)],
         baseline=baseline,
         compared="Δ" in titles,
+        alike=any(line[-1] == "-" != line[2] for cells in tables for line in cells),
         effective="effective length" in titles,
         fewer=any("(n = " in cell for cells in tables for line in cells for cell in line),
         no_gain="perplexity" in found.groups and titles.isdisjoint(WITH_GAIN),
