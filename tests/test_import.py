@@ -56,7 +56,8 @@ def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
     """Writes a model as llama.cpp does: the two channels of a rotation are neighbours in a llama.
     `own` replaces, or with None leaves out, metadata."""
     config = model.config
-    writer, kind = GGUFWriter(path, config.model_type), config.model_type
+    kind = "llama" if config.model_type == "mistral" else config.model_type
+    writer = GGUFWriter(path, kind)
     state = {
         f"{kind}.context_length": config.max_position_embeddings,
         f"{kind}.block_count": config.num_hidden_layers,
@@ -67,6 +68,7 @@ def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
         f"{kind}.attention.key_length": model.model.layers[0].self_attn.head_dim,
         f"{kind}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         f"{kind}.rope.freq_base": config.rope_parameters["rope_theta"],
+        f"{kind}.attention.sliding_window": getattr(config, "sliding_window", None),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.chat_template": TEMPLATE,
@@ -115,6 +117,7 @@ def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
     [
         ("llama", {"tie_word_embeddings": True}),
         ("llama", {"head_dim": 32}),
+        ("mistral", {"sliding_window": 7}),
         ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
         ("qwen3", {"head_dim": 24}),
     ],

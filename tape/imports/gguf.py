@@ -112,7 +112,8 @@ def convert(path: Path, folder: Path) -> Contents:
     config = read_config(path, metadata, {tensor.name for tensor in reader.tensors})
     tokenizer = read_gguf_tokenizer(path, metadata, config["max_position_embeddings"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    rotated_in_pairs = config["model_type"] == "llama"
+    # Of Mistrals, too: their files have the architecture of a Llama.
+    rotated_in_pairs = metadata["general.architecture"] == "llama"
     weights = []
     for tensor in reader.tensors:
         part = tensor.name.split(".")[-2]
