@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 import torch
 from conftest import make_model, refuses
 from lm_eval.api.instance import Instance
@@ -14,7 +15,7 @@ from test_stability import make_folder
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tape import parsers
 from tape.evaluation import lm_eval as entry
@@ -219,10 +220,43 @@ def test_what_cannot_be_asked_is_refused(tasks, run):
     assert not (folder / "lm_eval").exists()
 
 
+def test_tasks_that_make_prompts_have_the_tokens_of_the_checkpoint(tasks, run, monkeypatch):
+    """RULER's load a tokenizer by name, as transformers does, which builds some classes anew."""
+    folder, found, make = run(), [], entry.task_manager
+    path = folder / entry.TOKENIZER
+    label = {"tokenizer_class": "Qwen2Tokenizer"}  # which composes accents
+    path.write_text(json.dumps(json.loads(path.read_text()) | label))
+    text, (_, own) = "e\u0301", load(folder)
+    by_label = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+
+    def manager(names, given, metadata):
+        found.append(AutoTokenizer.from_pretrained(metadata["tokenizer"])(text)["input_ids"])
+        return make(names, given, metadata)
+
+    monkeypatch.setattr(entry, "task_manager", manager)
+    ask(folder, tasks, "sums")
+    assert found == [own(text)["input_ids"]] != [by_label]
+
+
+def test_what_is_not_downloaded_is_named_with_the_tasks_that_need_no_network(
+    tasks, run, monkeypatch
+):
+    def offline(*given, **named):
+        raise requests.exceptions.ConnectionError("HTTPSConnectionPool(host='x'): Max retries")
+
+    monkeypatch.setattr(entry, "task_manager", offline)
+    folder = run()
+    told = r"its texts cannot be downloaded \(HTTPS.* Max retries\); run it with a network"
+    refuses(f"--tasks sums: {told}$", ask, folder, tasks, "sums")
+    told += ", or take those of RULER that need none: niah_single_1,"
+    refuses(f"--tasks ruler_qa_squad: {told}", ask, folder, tasks, "ruler_qa_squad")
+
+
 @pytest.mark.slow  # reads thousands of files
 def test_six_tasks_of_ruler_need_no_network(run, monkeypatch):
     page = (Path(entry.__file__).parents[2] / "docs" / "zero_shot.md").read_text()
     (names,) = re.findall(r"--tasks (niah_[\w,]+)", page)
+    assert names == ",".join(entry.OFFLINE)
     words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
     folder, special = run("rope"), {"eos_token": "</s>", "pad_token": "</s>"}

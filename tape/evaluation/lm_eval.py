@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -38,9 +39,11 @@ logging.getLogger("lm_eval").setLevel(logging.ERROR)
 evaluator.get_git_commit_hash = lambda: None
 
 KEPT = ("results", "groups", "n-samples", "n-shot", "versions", "higher_is_better")
-BABILONG, WITH_LENGTHS = "babilong", ("babilong", "niah", "ruler")
+BABILONG, RULER = "babilong", ("niah", "ruler")
 TOKENIZER = "tokenizer_config.json"
 PRECISE = {"softmax_dtype": torch.float32}  # in bfloat16 hundreds of nats are rounded to 2
+OFFLINE = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe")
+OFFLINE += ("ruler_fwe",)  # RULER's tasks without texts to download
 ANSWERS = 2  # changes where the same question has another answer than before
 
 
@@ -125,20 +128,24 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     about |= {"lengths": lengths, "include_path": given and str(given.resolve())}
     how = PRECISE | {"max_length": max_length, "batch_size": arguments.batch_size}
     harness = Harness(model, backend="causal", tokenizer=tokenizer, **how)
-    metadata = {"tokenizer": str(folder)} | prompt_lengths(tasks, lengths)
+    metadata = prompt_lengths(tasks, lengths)
     try:
-        with locked(answers):
+        with locked(answers), TemporaryDirectory() as tokens:
+            # RULER's tasks load a tokenizer by name: this one, whatever class its files name.
+            tokenizer.save_pretrained(tokens)
             found = lm_eval.simple_evaluate(
                 model=harness,
                 tasks=tasks,
                 num_fewshot=arguments.num_fewshot,
                 limit=arguments.limit,
-                task_manager=task_manager(tasks, given, metadata),
+                task_manager=task_manager(tasks, given, metadata | {"tokenizer": tokens}),
                 use_cache=str(answers / "answers"),
                 log_samples=False,
                 apply_chat_template=arguments.chat,
             )
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError) as error:
+        if type(error).__name__ == "ConnectionError":  # Python's, or that of requests
+            raise ValueError(not_downloaded(tasks, error)) from error
         raise
     except Exception as error:  # files of a task may hold anything
         what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -161,7 +168,7 @@ def check_files(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         check_folder(arguments.out.parent)
         check_replaceable("--out", arguments.out, '"lm_eval"')
-    # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
+    # RULER's tasks load the tokenizer by name, and would run code that comes with it.
     settings = arguments.model / TOKENIZER
     if settings.is_file() and "auto_map" in read_object(settings):
         raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
@@ -181,13 +188,20 @@ def prompt_lengths(tasks: list[str], lengths: list[int]) -> dict[str, Any]:
     4,096 tokens 4k. Raises a ValueError for tasks whose prompts have no lengths to choose."""
     if not lengths:
         return {}
-    others = [name for name in tasks if not name.startswith(WITH_LENGTHS)]
+    others = [name for name in tasks if not name.startswith((BABILONG, *RULER))]
     babilong = [name for name in tasks if name.startswith(BABILONG)]
     if others:
         raise ValueError(f"--lengths: {others[0]} has no prompts of given lengths; omit it")
     if babilong and (len(babilong) < len(tasks) or len(lengths) > 1 or lengths[0] % 1024):
         raise ValueError("--lengths: BABILong takes one multiple of 1,024, and no other tasks")
     return {"max_seq_lengths": f"{lengths[0] // 1024}k" if babilong else lengths}
+
+
+def not_downloaded(tasks: list[str], error: Exception) -> str:
+    what = f"its texts cannot be downloaded ({' '.join(str(error).split())})"
+    ruler = any(name.startswith(RULER) for name in tasks)
+    others = f", or take those of RULER that need none: {','.join(OFFLINE)}" if ruler else ""
+    return f"--tasks {','.join(tasks)}: {what}; run it with a network{others}"
 
 
 def digest(settings: dict[str, Any]) -> str:
