@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from commands import run_command, tape
 from conftest import composed, perturb, random_tokens
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import quantize
+from pieces import trained_pieces
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,6 +28,7 @@ from tape.files import sha256_of
 from tape.imports import named
 from tape.imports.models import import_model
 from tape.model.checkpoint import identified, load
+from tape.model.tokenizer import read_tokenizer
 
 SHAPE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
@@ -37,6 +40,7 @@ PARTS |= {"self_attn.o_proj": "attn_output"}
 PARTS |= {f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"}
 PARTS |= {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
 IMPORT = ("-m", "tape.commands", "import")
+WORDS = "two sheep and  some goats"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
@@ -54,7 +58,8 @@ def make(family, **changes):
 
 def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
     """Writes a model as llama.cpp does: the two channels of a rotation are neighbours in a llama.
-    `own` replaces, or with None leaves out, metadata."""
+    `own` replaces, or with None leaves out, metadata; its `pieces` of SentencePiece, and a token
+    <own> after them, take the place of the tokenizer's."""
     config = model.config
     kind = "llama" if config.model_type == "mistral" else config.model_type
     writer = GGUFWriter(path, kind)
@@ -76,8 +81,11 @@ def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
         "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
         "tokenizer.ggml.padding_token_id": tokenizer.pad_token_id,
     }
-    for key, value in (state | (own or {})).items():
-        if isinstance(value, str):
+    pieces = (own := dict(own or {})).pop("pieces", None)
+    for key, value in (state | own).items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, str):
             writer.add_string(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
@@ -86,7 +94,14 @@ def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
     made = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     words = sorted(made["vocab"], key=made["vocab"].get)
     special = {*tokenizer.all_special_tokens}
-    if "no tokenizer" not in (own or {}):
+    if pieces is not None:
+        count, byte = len(pieces), TokenType.BYTE
+        types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2]
+        types += [byte if pieces.is_byte(n) else TokenType.NORMAL for n in range(3, count)]
+        writer.add_token_list([*map(pieces.id_to_piece, range(count)), "<own>"])
+        writer.add_token_scores([*map(pieces.get_score, range(count)), -1000.0])
+        writer.add_token_types([*types, TokenType.USER_DEFINED])
+    elif "no tokenizer" not in own:
         writer.add_token_list(words)
         types = [TokenType.CONTROL if word in special else TokenType.NORMAL for word in words]
         writer.add_token_types(types)
@@ -135,10 +150,55 @@ def test_a_gguf_file_is_the_model_that_it_was_made_from(tmp_path, tokenizer, fam
         ours = load(out)[0](tokens).logits
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
     read = AutoTokenizer.from_pretrained(out)
-    words = "two sheep and  some goats"
-    assert read(words).input_ids == tokenizer(words).input_ids
+    assert read(WORDS).input_ids == tokenizer(WORDS).input_ids
     message = [{"role": "user", "content": "hi"}]
     assert read.apply_chat_template(message, tokenize=False) == "<user>hi"
+
+
+@pytest.mark.parametrize(
+    ("own", "prefix", "begins"),
+    [
+        ({}, True, True),
+        ({"add_space_prefix": False}, False, True),
+        ({"add_bos_token": False, "add_eos_token": True}, True, False),
+    ],
+)
+def test_pieces_of_sentencepiece_in_a_gguf_file_make_its_tokens(
+    tmp_path, tokenizer, own, prefix, begins
+):
+    pieces = trained_pieces(tmp_path / "pieces", add_dummy_prefix=prefix)
+    own = {f"tokenizer.ggml.{name}": value for name, value in own.items()}
+    own |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default", "pieces": pieces}
+    own |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+    made = make("llama", vocab_size=701, pad_token_id=None)
+    file = write_gguf(tmp_path / "a.gguf", made, tokenizer, own=own)
+    read = read_tokenizer(import_model(file, tmp_path / "out"))
+    source = Path(json.__file__).read_text()
+    texts = [
+        *source.split("\n\n"),
+        "  two",
+        " a",
+        "    return x\n",
+        "",
+        "gr\u00f6\u00dfe \u2603 99",
+    ]
+    for text in [*source.split("\n\n"), *others]:
+        after = [2] * ("tokenizer.ggml.add_eos_token" in own)
+        assert read(text)["input_ids"] == [1] * begins + pieces.encode(text) + after, text
+    apart = read("a<own>b", add_special_tokens=False)["input_ids"]
+    assert apart == [*pieces.encode("a"), 700, *pieces.encode("b")]
+    assert read.decode(pieces.encode("    x = 12")) == "    x = 12"
+
+
+def test_a_gguf_file_of_llama_3_adds_bos_and_keeps_whole_words(tmp_path, tokenizer):
+    file = write_gguf(tmp_path / "a.gguf", make("llama"), tokenizer, pre="llama-bpe")
+    read = read_tokenizer(import_model(file, tmp_path / "out"))
+    assert read(WORDS)["input_ids"][0] == tokenizer.bos_token_id
+    assert read.backend_tokenizer.model.ignore_merges
+    own = {"tokenizer.ggml.add_bos_token": False}
+    file = write_gguf(tmp_path / "b.gguf", make("llama"), tokenizer, pre="llama-bpe", own=own)
+    read = read_tokenizer(import_model(file, tmp_path / "none"))
+    assert read(WORDS)["input_ids"] == read(WORDS, add_special_tokens=False)["input_ids"]
 
 
 def test_quantized_weights_are_transformers_own_and_recorded(tmp_path, tokenizer):

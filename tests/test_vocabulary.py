@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model, refuses
+from pieces import trained_pieces
 from scrolls_data import write_task
 from shards import write_shards
 from tokenizers import (
@@ -214,26 +215,6 @@ def test_settings_of_a_tokenizer(tmp_path):
     changed = AddedToken("2", special=False).__getstate__()
     file.write_text(json.dumps(settings | {"added_tokens_decoder": {"600": changed}}))
     refuses(r"changes the tokens of \S+tokenizer.json, as in", read_tokenizer, folder)
-
-
-def trained_pieces(folder, kind="bpe", **given):
-    """A tokenizer.model of SentencePiece, as of Llama-2 unless other settings are given."""
-    sentencepiece = pytest.importorskip("sentencepiece")  # of the extra dev
-    folder.mkdir()
-    (folder / "text.txt").write_text(
-        Path(argparse.__file__).read_text() + "gr\u00f6\u00dfe 1234\n" * 99
-    )
-    settings = {"byte_fallback": True, "remove_extra_whitespaces": False, "split_digits": True}
-    settings |= {"normalization_rule_name": "identity", "allow_whitespace_only_pieces": True}
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text.txt"),
-        model_prefix=str(folder / "tokenizer"),
-        model_type=kind,
-        vocab_size=700,
-        minloglevel=2,
-        **settings | given,
-    )
-    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
 
 @pytest.mark.parametrize("given", [{}, {"add_dummy_prefix": False}, {"byte_fallback": False}])

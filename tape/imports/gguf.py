@@ -1,6 +1,6 @@
 """Reads a .gguf file: configuration, weights in float32, and tokenizer of a checkpoint of
 transformers. The package `gguf` reads the file and undoes the quantization; transformers makes the
-tokenizer.
+tokenizer of a byte-level vocabulary.
 
 The weights are written one at a time, so that memory holds one of them and the file's pages.
 """
@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import pre_tokenizers
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tape.files import read_object
+from tape.model.sentencepiece import BYTE, tokenizer_of
 
 MAGIC = b"GGUF"
 # Architectures of .gguf files, and the `model_type` of their checkpoints. Mistral's are "llama".
@@ -53,6 +54,8 @@ SCHEDULES = ("default", "linear", "yarn")
 KNOWN = {*FIELDS, *OF_HEADS, *SCALING, "rope.freq_base", "attention.sliding_window"}
 KNOWN |= {"rope.scaling.finetuned", "expert_count", "expert_used_count"}
 SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+ADDS = ("add_bos_token", "add_eos_token")
 TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -74,6 +77,17 @@ TENSORS = {
 SPLITS = {"default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "tekken", "qwen2"}
 SPLITS |= {"deepseek-r1-qwen"}
 DIGITS_APART = {"smollm", "starcoder", "refact"}
+# Those that add BOS unless the file says otherwise, and take a whole word that is a token as it is,
+# whatever its merges: llama.cpp knows both by the name, and writes neither.
+OF_LLAMA3 = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+
+
+class Piece(NamedTuple):
+    """A token of SentencePiece (`tape.model.sentencepiece.Piece`)."""
+
+    piece: str
+    score: float
+    type: int
 
 
 class Contents(NamedTuple):
@@ -244,11 +258,39 @@ def read_gguf_tokenizer(
             f"{path} has tokenizer.ggml.pre: {split!r}, a way to split texts that is not known; "
             f"allowed: {', '.join(sorted(SPLITS | DIGITS_APART))}; take the original checkpoint"
         )
+    adds = {name: metadata.get(f"tokenizer.ggml.{name}") for name in ADDS}
     with intact(path):
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        if metadata.get("tokenizer.ggml.model") == "llama":
+            tokenizer, begins = _of_pieces(metadata), True
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+            begins = split in OF_LLAMA3
+    backend = tokenizer.backend_tokenizer
     if split in DIGITS_APART:
         digits = pre_tokenizers.Digits(individual_digits=True)
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    elif split in OF_LLAMA3:
+        backend.model.ignore_merges = True
+    if adds["add_bos_token"] is None and begins and tokenizer.bos_token is not None:
+        adds["add_bos_token"] = True
+    for name, value in adds.items():
+        if value is not None:
+            setattr(tokenizer, name, value)
     tokenizer.model_max_length = length
     return tokenizer
+
+
+def _of_pieces(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """Returns the tokenizer of a vocabulary of SentencePiece, with byte pairs as llama.cpp makes
+    them: transformers would leave out the space before a text that begins with one, and add it
+    whatever the file says."""
+    fields = ("tokens", "scores", "token_type")
+    names, scores, kinds = (metadata[f"tokenizer.ggml.{name}"] for name in fields)
+    pieces = [Piece(*each) for each in zip(names, scores, kinds, strict=True)]
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    made = tokenizer_of(pieces, prefix, fallback=BYTE in kinds)
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in NAMED.items()}
+    named = {name: names[n] for name, n in ids.items() if n is not None}
+    template = metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)

@@ -6,15 +6,24 @@ differ in unigram models, where sums of scores are nearly equal, in maps of char
 ones, and where spaces are removed, at the sign of a space: these models are refused.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 SPACE = "\u2581"  # stands for a space in pieces
 BYTE_PAIRS = 2  # `model_type` in trainer_spec
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # `type` of a piece
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # `type` of a piece
 REMEDY = "give the tokenizer.json of the same model, as tokenizer=FOLDER or beside its config.json"
+
+
+class Piece(Protocol):
+    """A token, by its place among the pieces of a model; .gguf files have the same ones."""
+
+    piece: str
+    score: float
+    type: int
 
 
 def from_sentencepiece(path: Path, texts: list[str]) -> tuple[Tokenizer, dict[str, str]]:
@@ -45,20 +54,7 @@ def from_sentencepiece(path: Path, texts: list[str]) -> tuple[Tokenizer, dict[st
     }
     if reasons := [name for name, is_so in others.items() if is_so]:
         raise ValueError(f"{path} has {' and '.join(reasons)}, which is not read: {REMEDY}")
-    tokenizer = Tokenizer(_byte_pairs(proto))
-    before = [normalizers.Prepend(SPACE)] if normal.add_dummy_prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if normal.add_dummy_prefix:
-        steps.append(decoders.Strip(" ", 1, 0))
-    tokenizer.decoder = decoders.Sequence(steps)
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(piece.piece, normalized=False)
-            for piece in proto.pieces
-            if piece.type in (UNKNOWN, CONTROL)
-        ]
-    )
+    tokenizer = tokenizer_of(proto.pieces, normal.add_dummy_prefix, trained.byte_fallback)
     processor = SentencePieceProcessor(model_proto=content)
     texts = [*texts, *(p.piece.replace(SPACE, " ") for p in proto.pieces if p.type == NORMAL)]
     tokenizer.encode_special_tokens = True  # as text, like sentencepiece
@@ -72,15 +68,32 @@ def from_sentencepiece(path: Path, texts: list[str]) -> tuple[Tokenizer, dict[st
     return tokenizer, named
 
 
-def _byte_pairs(proto: Any) -> models.BPE:
-    ids = {piece.piece: n for n, piece in enumerate(proto.pieces)}
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == NORMAL}
+def tokenizer_of(pieces: Sequence[Piece], prefix: bool, fallback: bool) -> Tokenizer:
+    """Returns a tokenizer of byte pairs that adds no special tokens. With `prefix`, a text begins
+    with a space; with `fallback`, unknown characters become tokens of their bytes."""
+    tokenizer = Tokenizer(_byte_pairs(pieces, fallback))
+    before = [normalizers.Prepend(SPACE)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    for kinds, add in (
+        ((UNKNOWN, CONTROL), tokenizer.add_special_tokens),
+        ((USER_DEFINED,), tokenizer.add_tokens),
+    ):
+        add([AddedToken(x.piece, normalized=False) for x in pieces if x.type in kinds])
+    return tokenizer
+
+
+def _byte_pairs(pieces: Sequence[Piece], fallback: bool) -> models.BPE:
+    ids = {piece.piece: n for n, piece in enumerate(pieces)}
+    scores = {piece.piece: piece.score for piece in pieces if piece.type == NORMAL}
     ranked = []
     for piece, score in scores.items():
         for cut in range(1, len(piece)):
             if piece[:cut] in scores and piece[cut:] in scores:
                 ranked.append((-score, ids[piece], cut, piece))
     merges = [(piece[:cut], piece[cut:]) for *_, cut, piece in sorted(ranked)]
-    unknown = next(piece.piece for piece in proto.pieces if piece.type == UNKNOWN)
-    fallback = proto.trainer_spec.byte_fallback
+    unknown = next((piece.piece for piece in pieces if piece.type == UNKNOWN), None)
     return models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
