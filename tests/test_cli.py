@@ -147,7 +147,7 @@ PLACEHOLDERS = {
     "mine, rope": "fire, rope",
     "mine rope": "fire rope",
     "TYPES=mine ": "TYPES=fire ",
-    ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_local",
+    ".venv/bin/tape ": "tape ",
     "path/or/hub/name": "output/rope_local",
     "/path/to/en": "shards",
 }

@@ -60,7 +60,7 @@ def test_the_sequences_of_the_analyses_are_whole_problems(tmp_path, monkeypatch)
 def test_the_readmes_encoding_works(monkeypatch, tmp_path):
     """Frequencies beyond the share do not rotate, also after reloading."""
     module, index = {}, torch.arange(7)[None]
-    exec(compile(blocks(ROOT / "README.md", "python")[1], "prope.py", "exec"), module)
+    exec(compile(blocks(ROOT / "README.md", "python")[0], "prope.py", "exec"), module)
     monkeypatch.setitem(ENCODINGS, "prope", module["PRoPE"])
     make_model({"name": "prope", "share": 0.5}).save_pretrained(tmp_path)
     models = TapeForCausalLM.from_pretrained(tmp_path), make_model("rope")

@@ -125,6 +125,9 @@ def longest(task: str, trained: int) -> Column:
 
 
 PANELS = 5  # of the picture, side by side
+BETTER = {"min": "← better", "max": "better →"}
+# Colours that are told apart without red or green; the other encodings are grey.
+OTHERS, SET_OFF = "0.55", {"rope": "#0072b2", "tape": "#d55e00"}
 
 COLUMNS = (
     Column(LANGUAGE, "perplexity 1x", TEXT, lambda run: exp(loss(run, 1)), "mean", "min", 2),
@@ -353,8 +356,9 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
         beside = (seeds.cumcount() + 0.5) / seeds.transform("size") - 0.5  # its line
         y = rows["encoding"].map(names.index) + 0.6 * beside
         x, reached = rows["value"] * rows["learned"], rows["learned"]
-        axes.plot(x[reached], y[reached], "o", markersize=3)
-        axes.plot(x[~reached], y[~reached], "x", color="tab:red", markersize=3)
+        colors = rows["encoding"].map(SET_OFF).fillna(OTHERS)
+        axes.scatter(x[reached], y[reached], s=11, c=colors[reached], zorder=2)
+        axes.scatter(x[~reached], y[~reached], s=11, c=colors[~reached], marker="x", zorder=2)
         if column.against is not None:
             axes.set_xscale("symlog", base=2, linthresh=0.5, linscale=2)  # one may be far off
             axes.xaxis.set_major_formatter("{x:g}")
@@ -364,7 +368,7 @@ def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
             axes.set_xscale("symlog", base=2, linthresh=shortest)
             axes.xaxis.set_major_formatter("{x:g}")
         axes.set_yticks(range(len(names)), [] if number % PANELS else names)
-        axes.set(xlabel=column.title, ylim=(len(names) - 0.4, -0.6))
+        axes.set(xlabel=f"{column.title}\n{BETTER[column.best]}", ylim=(len(names) - 0.4, -0.6))
         axes.grid(alpha=0.3)
     return figure
 
