@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.compiler import is_compiling
 from transformers import PretrainedConfig
 
-from tape.positions.base import LayerPosition, Positions, Tokens
-from tape.positions.pairs import PairLayer
-from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
+from tape.positions.base import LayerPosition, Positions, Tokens, without_autocast
+from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of, spans
 from tape.positions.rotary import RoPE, apply_rotary
 from tape.positions.scores import SCORE_BACKENDS, ScoreBias
 
@@ -20,24 +21,50 @@ class Turns(ScoreBias):
     def __init__(self, of_dtype: Callable[[torch.dtype], list[Piece]]):
         self.of_dtype = of_dtype
 
-    def rows(self, queries: slice, keys: slice) -> ScoreBias:
-        return Turns(lambda dtype: [piece.rows(queries, keys) for piece in self.of_dtype(dtype)])
 
-
-class ExtendedLayer(PairLayer):
-    """Leaves queries and keys, cached ones too, without rotations: the scores, products over
-    sqrt(D), rotate them, each piece with its rotations."""
+class Turned(ScoreBias):
+    """The scores of one layer: products of the queries (B, H, T, D) and keys (B, K, S, D) that each
+    piece has in place of positions."""
 
     replaces_products = True
 
-    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> Tensor:
-        (H, T, D), K = q_BHTD.shape[1:], k_BKSD.shape[1]
-        q, scores = q_BHTD * D**-0.5, None
-        for piece in tokens.bias.of_dtype(q.dtype):
-            grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
-            found = (grouped @ apply_rotary(k_BKSD, piece.key).mT).view(q.shape[0], H, T, -1)
-            scores = found if piece.marks is None else scores.where(~piece.pairs(), found)
-        return scores
+    def __init__(self, pieces: tuple[Piece, ...], parts: bool = False):
+        self.pieces = pieces
+        self.parts = parts  # whether products that a later piece replaces are left out
+
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        first = self.pieces[0].key
+        known = first.is_cpu and not (is_compiling() or isinstance(first, FakeTensor))
+        return Turned(tuple(piece.rows(queries, keys) for piece in self.pieces), known)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        (B, H, T, _), (K, S) = self.pieces[0].query.shape, self.pieces[0].key.shape[1:3]
+        scores = self.pieces[0].query.new_empty(B, H, T, S)
+        everything = [(piece, slice(0, S), piece.marks is None) for piece in self.pieces]
+        with without_autocast(scores):
+            for piece, keys, alone in spans(self.pieces) if self.parts else everything:
+                part = piece.rows(slice(T), keys)
+                grouped = part.query.unflatten(1, (K, H // K)).flatten(2, 3)
+                found = (grouped @ part.key.mT).view(B, H, T, -1)
+                if not alone:
+                    found = scores[..., keys].where(~part.pairs(), found)
+                scores[..., keys] = found
+        return scores.to(dtype)
+
+
+class ExtendedLayer(LayerPosition):
+    """Leaves queries and keys, cached ones too, without rotations: the scores, products over
+    sqrt(D), rotate them, each piece with its rotations."""
+
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: None, tokens: Tokens) -> ScoreBias:
+        with without_autocast(q_BHTD):
+            wide = torch.promote_types(q_BHTD.dtype, torch.float32)
+            q, k = q_BHTD.to(wide) * q_BHTD.shape[-1] ** -0.5, k_BKSD.to(wide)
+            turned = [
+                piece._replace(query=apply_rotary(q, piece.query), key=apply_rotary(k, piece.key))
+                for piece in tokens.bias.of_dtype(wide)
+            ]
+        return Turned((*turned,))
 
 
 class ExtendedRoPE(RoPE):

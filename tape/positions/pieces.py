@@ -8,6 +8,7 @@ shift is W - floor(W / G), not W - W / G; and dca's largest distance is C + W - 
 """
 
 import math
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -40,6 +41,24 @@ class Piece(NamedTuple):
         query, key = self.query[:, :, queries], self.key[:, :, keys]
         marks = self.marks and (self.marks[0][:, queries], self.marks[1][:, keys])
         return self._replace(query=query, key=key, marks=marks)
+
+
+def spans(pieces: Sequence[Piece]) -> list[tuple[Piece, slice, bool]]:
+    """Returns the pieces that have pairs, in their order, each with the keys from the first to the
+    last that it may be needed for, and whether all pairs with these are its own."""
+    S = pieces[0].key.shape[-2]
+    left, found = torch.ones(S, dtype=torch.bool), []
+    for piece in reversed(pieces):
+        some = every = torch.ones(S, dtype=torch.bool)
+        if piece.marks is not None:
+            (low, high), key = piece.marks[0].aminmax(dim=1, keepdim=True), piece.marks[1]
+            some = ((high - key >= piece.least) & (low - key <= piece.most)).any(0)
+            every = ((low - key >= piece.least) & (high - key <= piece.most)).all(0)
+        if len(needed := (some & left).nonzero()):
+            keys = slice(int(needed[0]), int(needed[-1]) + 1)
+            found.append((piece, keys, bool(every[keys].all())))
+        left &= ~every
+    return found[::-1]
 
 
 def self_extend(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]:
