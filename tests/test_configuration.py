@@ -48,6 +48,26 @@ def test_unknown_fields_are_refused(tmp_path):
     refuses(r"gpt2.*allowed: 'tape', 'llama'", TapeForCausalLM.from_pretrained, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["bos_token_id", "eos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("family", ["tape", "llama"])
+def test_special_tokens_lie_in_the_vocabulary(family, name, tmp_path):
+    """At its ends, and in a list."""
+    make_model("rope").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text()) | {"model_type": family}
+    saved = saved | {"position": "rope"} if family == "tape" else saved
+    lists = [([0, 60], True), ([0, 61], False)] if name == "eos_token_id" else []
+    first = [(-1, name == "pad_token_id"), (-2, False)]  # the first Llamas had -1 for none
+    for given, is_allowed in ((60, True), (61, False), *first, *lists, (None, True)):
+        path.write_text(json.dumps(saved | {name: given}))
+        if is_allowed:
+            assert getattr(TapeForCausalLM.from_pretrained(tmp_path).config, name) == given
+            continue
+        told = rf"{name}={re.escape(str(given))} must be null or lie in .*\.\.60, .* vocab_size=61;"
+        for load in (TapeConfig.from_pretrained, TapeForCausalLM.from_pretrained):
+            refuses(told, load, tmp_path)
+
+
 SHAPE = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 # Of what versions 4 of transformers saved for a Llama: names that are gone, or resemble others.
 LLAMA_4 = SHAPE | {

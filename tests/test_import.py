@@ -252,6 +252,32 @@ def test_an_import_is_whole_or_nothing(tmp_path, tokenizer, monkeypatch):
     assert not [path.name for path in tmp_path.iterdir() if "new" in path.name]
 
 
+@pytest.mark.parametrize("change", ["eos_token_id", "tokenizer"])
+def test_ids_beyond_the_vocabulary_are_not_imported(change, tokenizer, tmp_path):
+    """By the largest id: a tokenizer may have fewer tokens."""
+    source = tmp_path / "model"
+    make("llama").save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    assert import_model(source, tmp_path / "out").is_dir()
+    if change == "tokenizer":
+        path = source / "tokenizer.json"
+        parts = json.loads(path.read_text())
+        words = parts["model"]["vocab"]
+        del parts["model"]["merges"][-1]
+        last = max(words, key=words.get)
+        assert words[last] == 299
+        words[last] = 300
+        path.write_text(json.dumps(parts))
+        message = r"model: its tokenizer has ids up to 300, beyond vocab_size=300 of config\.json"
+    else:
+        path = source / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {change: 300}))
+        message = r"eos_token_id=300 must .* 0\.\.299, .* vocab_size=300"
+    with pytest.raises(ValueError, match=message):
+        import_model(source, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 OF_THE_FILE = {
     "general.architecture": ("gemma", r"architecture 'gemma'; allowed: llama, qwen2, qwen3"),
     "llama.rope.scaling.type": ("longrope", r"llama.rope.scaling.type \(longrope\)"),

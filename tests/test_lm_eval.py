@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import requests
 import torch
 from conftest import make_model, refuses
 from lm_eval.api.instance import Instance
@@ -242,7 +241,7 @@ def test_what_is_not_downloaded_is_named_with_the_tasks_that_need_no_network(
     tasks, run, monkeypatch
 ):
     def offline(*given, **named):
-        raise requests.exceptions.ConnectionError("HTTPSConnectionPool(host='x'): Max retries")
+        raise ConnectionError("HTTPSConnectionPool(host='x'): Max retries")
 
     monkeypatch.setattr(entry, "task_manager", offline)
     folder = run()

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from transformers import logging
 
+from tape.data.tokenizer import vocabulary_size
 from tape.files import (
     let_others_read,
     naming,
@@ -176,10 +177,10 @@ def check(work: Path, source: str) -> None:
         raise ValueError(str(error).replace(str(work), source)) from error
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} holds quantized weights; import the original model")
-    if len(tokenizer) > config.vocab_size:
+    if (needed := vocabulary_size(tokenizer)) > config.vocab_size:
         raise ValueError(
-            f"{source}: its tokenizer has {len(tokenizer)} tokens, more than {config.vocab_size} "
-            f"of the model in {CONFIG}"
+            f"{source}: its tokenizer has ids up to {needed - 1}, beyond vocab_size="
+            f"{config.vocab_size} of {CONFIG}; import it with the model's own tokenizer"
         )
 
 

@@ -41,7 +41,9 @@ ARGUMENTS |= {"original_max_position_embeddings"}
 ARGUMENTS |= {"torch_dtype", "sep_token_id", "tie_encoder_decoder", "tie_last_hidden_states"}
 # Fields that change no output: the training length is in the arguments and schedules it settles.
 IDLE = {"max_position_embeddings", "initializer_range", "attention_dropout", "use_cache"}
-IDLE |= {"pad_token_id", "bos_token_id", "eos_token_id", "pretraining_tp", "adaptation"}
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+NO_PADDING = -1  # in the first Llamas
+IDLE |= {*SPECIAL, "pretraining_tp", "adaptation"}
 IDLE |= {field.name for field in fields(PreTrainedConfig)}
 # Arguments of `from_pretrained` that say where a checkpoint is.
 PLACE = {"cache_dir", "force_download", "gguf_file", "local_files_only", "revision", "subfolder"}
@@ -153,10 +155,15 @@ class TapeConfig(LlamaConfig):
             if not isinstance(given, dict) or given.keys() != {"length"}:
                 raise ValueError(f"scalable_softmax={given!r} must be true, false or have a length")
             check_integer("scalable_softmax.length", given["length"], least=2)
-        if isinstance(self.pad_token_id, int) and self.pad_token_id >= self.vocab_size:
-            raise ValueError(
-                f"pad_token_id={self.pad_token_id} must be below vocab_size={self.vocab_size}"
-            )
+        for name in SPECIAL:
+            given = getattr(self, name)
+            ids = given if isinstance(given, list) else [] if given is None else [given]
+            least = NO_PADDING if name == "pad_token_id" else 0
+            if not all(isinstance(x, int) and least <= x < self.vocab_size for x in ids):
+                raise ValueError(
+                    f"{name}={given} must be null or lie in {least}..{self.vocab_size - 1}, the "
+                    f"vocabulary of vocab_size={self.vocab_size}; give the tokenizer's id"
+                )
 
     def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
         """Checked by `RoPE.configure`; transformers warns of types that it has no function for."""
