@@ -2,11 +2,13 @@
 gguf, folders, and packages by the installer."""
 
 import json
+import math
 import re
 import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import run_command, tape
@@ -56,10 +58,10 @@ def make(family, **changes):
     return perturb(AutoModelForCausalLM.from_config(config)).eval()
 
 
-def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
+def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None, divisors=None):
     """Writes a model as llama.cpp does: the two channels of a rotation are neighbours in a llama.
     `own` replaces, or with None leaves out, metadata; its `pieces` of SentencePiece, and a token
-    <own> after them, take the place of the tokenizer's."""
+    <own> after them, take the place of the tokenizer's. `divisors` are those of frequencies."""
     config = model.config
     kind = "llama" if config.model_type == "mistral" else config.model_type
     writer = GGUFWriter(path, kind)
@@ -120,6 +122,8 @@ def write_gguf(path, model, tokenizer, storage="F32", pre="gpt-2", own=None):
         if stored != GGMLQuantizationType.F32:
             x = quantize(x, stored)
         writer.add_tensor(f"{found}.{part}", x, raw_dtype=stored)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", divisors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -155,6 +159,50 @@ def test_a_gguf_file_is_the_model_that_it_was_made_from(tmp_path, tokenizer, fam
     assert read.apply_chat_template(message, tokenize=False) == "<user>hi"
 
 
+LLAMA_31 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0}
+LLAMA_31 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_31 |= {"original_max_position_embeddings": 8192}
+
+
+def divisors_of_llama31(D=64):
+    """As the formula of the model's report has them: by the wavelength of each frequency."""
+    found = []
+    for n in range(D // 2):
+        wavelength = 2 * math.pi * 500_000.0 ** (2 * n / D)
+        smooth = min(max((8192 / wavelength - 1) / 3, 0), 1)
+        found.append(1 / ((1 - smooth) / 32 + smooth))
+    return np.array(found, np.float32)
+
+
+def test_divisors_of_frequencies_are_the_schedule_of_llama_3(tmp_path, tokenizer):
+    made = make("llama", head_dim=64, rope_parameters=LLAMA_31)
+    divisors = divisors_of_llama31()
+    assert 1 == divisors[0] < divisors[17] < divisors[-1] == 32
+    file = write_gguf(tmp_path / "a.gguf", made, tokenizer, divisors=divisors)
+    out = import_model(file, tmp_path / "out")
+    theirs = LlamaForCausalLM.from_pretrained(out)
+    assert theirs.config.rope_parameters == LLAMA_31
+    tokens = random_tokens(2, 40) % 300
+    with torch.no_grad():
+        assert torch.equal(theirs(tokens).logits, made(tokens).logits)
+
+
+@pytest.mark.parametrize("wrong", ["others", "fewer", "with a schedule"])
+def test_divisors_of_another_schedule_are_refused(tmp_path, tokenizer, wrong):
+    divisors, own = divisors_of_llama31(), {}
+    if wrong == "others":
+        divisors[17] += 0.1
+    elif wrong == "fewer":
+        divisors = divisors[1:]
+    else:
+        own = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    made = make("llama", head_dim=64, rope_parameters=LLAMA_31)
+    file = write_gguf(tmp_path / "a.gguf", made, tokenizer, own=own, divisors=divisors)
+    refusal = r"a.gguf has rope_freqs.weight \(divisors of frequencies, not those of Llama 3.1\)"
+    with pytest.raises(ValueError, match=refusal):
+        import_model(file, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("own", "prefix", "begins"),
     [
@@ -182,7 +230,7 @@ def test_pieces_of_sentencepiece_in_a_gguf_file_make_its_tokens(
         "",
         "gr\u00f6\u00dfe \u2603 99",
     ]
-    for text in [*source.split("\n\n"), *others]:
+    for text in texts:
         after = [2] * ("tokenizer.ggml.add_eos_token" in own)
         assert read(text)["input_ids"] == [1] * begins + pieces.encode(text) + after, text
     apart = read("a<own>b", add_special_tokens=False)["input_ids"]

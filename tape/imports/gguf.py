@@ -19,11 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import pre_tokenizers
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tape.files import read_object
 from tape.model.sentencepiece import BYTE, tokenizer_of
+from tape.positions.schedules import ORIGINAL, inverse_frequencies
 
 MAGIC = b"GGUF"
 # Architectures of .gguf files, and the `model_type` of their checkpoints. Mistral's are "llama".
@@ -53,6 +59,11 @@ SCHEDULES = ("default", "linear", "yarn")
 # Any other metadata of the architecture might change the model, and is refused.
 KNOWN = {*FIELDS, *OF_HEADS, *SCALING, "rope.freq_base", "attention.sliding_window"}
 KNOWN |= {"rope.scaling.finetuned", "expert_count", "expert_used_count"}
+# A weight with divisors of the frequencies, of Llama 3.1 and later: llama.cpp does not say of which
+# schedule they are. All these models have the same but for the factor, the greatest divisor.
+FREQUENCIES = "rope_freqs.weight"
+OF_LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+OF_LLAMA31 |= {ORIGINAL: 8192}
 SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 ADDS = ("add_bos_token", "add_eos_token")
@@ -123,13 +134,18 @@ def convert(path: Path, folder: Path) -> Contents:
     with intact(path):
         reader = GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    config = read_config(path, metadata, {tensor.name for tensor in reader.tensors})
+    with intact(path):
+        own = [tensor for tensor in reader.tensors if tensor.name == FREQUENCIES]
+        divisors = np.array(own[0].data) if own else None
+    config = read_config(path, metadata, {tensor.name for tensor in reader.tensors}, divisors)
     tokenizer = read_gguf_tokenizer(path, metadata, config["max_position_embeddings"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     # Of Mistrals, too: their files have the architecture of a Llama.
     rotated_in_pairs = metadata["general.architecture"] == "llama"
     weights = []
     for tensor in reader.tensors:
+        if tensor.name == FREQUENCIES:
+            continue
         part = tensor.name.split(".")[-2]
         split = heads.get(part) if rotated_in_pairs else None
         weights.append((name_of(path, tensor.name), tensor, split))
@@ -165,8 +181,11 @@ def architecture_of(model_type: str) -> str:
     return CONFIG_MAPPING[model_type].__name__.removesuffix("Config") + "ForCausalLM"
 
 
-def read_config(path: Path, metadata: dict[str, Any], tensors: set[str]) -> dict[str, Any]:
-    """Returns the fields of config.json; raises a ValueError for what it could not express."""
+def read_config(
+    path: Path, metadata: dict[str, Any], tensors: set[str], divisors: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Returns the fields of config.json; raises a ValueError for what it could not express. The
+    `divisors` (D / 2,) are those of `FREQUENCIES`."""
     kind = metadata.get("general.architecture")
     if kind not in ARCHITECTURES:
         raise ValueError(
@@ -194,8 +213,12 @@ def read_config(path: Path, metadata: dict[str, Any], tensors: set[str]) -> dict
     if own.get("expert_count"):
         refused["expert_count"] = own["expert_count"]
     names = {f"{kind}.{name}": value for name, value in refused.items()}
-    if "rope_freqs.weight" in tensors:  # of Llama 3.1 and later
-        names["rope_freqs.weight"] = "factors of frequencies, of a schedule that is not recorded"
+    if divisors is not None:
+        plain = rope["rope_type"] == "default"
+        schedule = llama31(rope["rope_theta"], config["head_dim"], divisors) if plain else None
+        if schedule is None:
+            names[FREQUENCIES] = "divisors of frequencies, not those of Llama 3.1"
+        rope = schedule or rope
     for name, value in names.items():
         raise ValueError(
             f"{path} has {name} ({value}), which cannot be read from a .gguf file; import the "
@@ -208,6 +231,17 @@ def read_config(path: Path, metadata: dict[str, Any], tensors: set[str]) -> dict
         config["attention_bias"] = any(name.endswith("attn_output.bias") for name in tensors)
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
     return config | ids | {"tie_word_embeddings": "output.weight" not in tensors}
+
+
+def llama31(theta: float, D: int, divisors: np.ndarray) -> dict[str, Any] | None:
+    """Returns the `rope_parameters` of Llama 3.1 with which heads of D channels have frequencies
+    with these divisors (D / 2,); None if they have others."""
+    rope = OF_LLAMA31 | {"rope_theta": theta, "factor": float(divisors.max())}
+    if divisors.shape != (D // 2,) or not rope["factor"] >= 1:
+        return None
+    frequencies, _ = inverse_frequencies(LlamaConfig(head_dim=D, rope_parameters=rope))
+    expected = theta ** -(np.arange(0, D, 2) / D) / frequencies.numpy()
+    return rope if np.allclose(divisors, expected, rtol=1e-4) else None
 
 
 def name_of(path: Path, tensor: str) -> str:
