@@ -286,8 +286,9 @@ class _Blockwise(torch.autograd.Function):
     def backward(
         ctx, grad_v: Tensor | None, grad_payload: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, payload, terms, *attended, lse = ctx.saved_tensors[:8]
-        tensors, blocks, needs = ctx.saved_tensors[8:], ctx.blocks, ctx.needs_input_grad
+        saved, blocks, needs = ctx.saved_tensors, ctx.blocks, ctx.needs_input_grad
+        q, k, v, payload, terms, *attended, lse = saved[:8]  # checkpointing gives them once
+        tensors = saved[8:]
         with without_autocast(q):
             given = Operands(blocks, q, k, v, payload)
             bias = given.bias(blocks, terms, list(tensors), needs[5], needs[7:])
