@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from commands import run_command, tape
@@ -426,3 +427,35 @@ def test_a_gguf_file_is_verified_measured_adapted_exported_and_generates(tmp_pat
     read = AutoTokenizer.from_pretrained(tmp_path / "lora-out")
     written = exported.generate(**read("two sheep", return_tensors="pt"), max_new_tokens=5)
     assert type(exported) is LlamaForCausalLM and written.shape[1] > 3
+
+
+FAMILY_CHANGES = {"mistral": {"sliding_window": 24}, "smollm3": {"no_rope_layers": [1, 0]}}
+FAMILY_CHANGES["granite"] = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "smollm3", "granite"])
+def test_a_family_is_measured_adapted_by_tape_and_measured_again(tmp_path, tokenizer, text, family):
+    make(family, **FAMILY_CHANGES.get(family, {})).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+
+    def run(*words):
+        return run_command(*words, folder=tmp_path, succeeds=True).out
+
+    def measured(model):
+        scored = ("--data", "text", "--files", text, "--lengths", "32", "64")
+        run("-m", "tape.commands", "perplexity", "--model", model, *scored, "--out", f"{model}.csv")
+        asked = ("--max_tokens", "600", "--interval", "600", "--num_tests", "1", "--depths", "1")
+        run("-m", "tape.commands", "evaluate", model, "--task", "passkey", *asked, "--name", "keys")
+        (keys,) = tmp_path.glob(f"**/{model}/keys/passkey.csv")
+        assert {*pd.read_csv(keys)["n"]} == {1}
+        losses = pd.read_csv(tmp_path / f"{model}.csv")
+        assert losses["length"].tolist() == [32, 64]
+        return losses["nll"]
+
+    before = measured("base")
+    settings = ["experiment=quick", "data=text", f"data.files={text}", "base_model=base"]
+    settings += ["tokenizer=base", "model=keep", "length=64", "output_dir=adape", "peft=adape"]
+    settings += [f"trainer.{n}_steps=4" for n in ("max", "save", "eval")]
+    run("train.py", *settings, "trainer.learning_rate=0.01")
+    assert (measured("adape") < before).all()
