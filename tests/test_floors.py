@@ -11,7 +11,8 @@ tape.settings
 tape.positions
 tape.attention
 tape.model
-tape.data tape.runs tape.imports
+tape.data tape.runs
+tape.imports
 tape.parsers
 tape.evaluation
 tape.training
@@ -35,7 +36,8 @@ def imports_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module == "tape":
-            yield from (f"tape.{alias.name}" for alias in node.names)
+            names = {alias.name for alias in node.names} - {"__version__"}
+            yield from (f"tape.{name}" for name in names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module
 

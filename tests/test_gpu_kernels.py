@@ -5,11 +5,15 @@ from unittest import mock
 
 import pytest
 import torch
+from conftest import FLEX, make_config, make_model
 from torch.nn.attention import SDPBackend
 
 from tape.attention import backends as attention
 from tape.attention import flex, gpu
 from tape.attention.payload import Request, Values
+from tape.positions import ENCODINGS
+from tape.positions.base import Positions
+from tape.positions.bias import SlopeBias
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 H, T, D = 4, 9, 16
@@ -47,6 +51,54 @@ def test_equals_eager(kind, K, P):
     torch.testing.assert_close(found[0], expected[0], **EXACT)
     torch.testing.assert_close(found[1], expected[1], **EXACT)
     torch.testing.assert_close(*gradients, **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["causal", "boolean"])
+def test_long_inputs_with_biases_go_by_blocks(kind, monkeypatch):
+    q, k, v, _ = tensors(K=2)
+    mask, slots = masks()[kind], torch.arange(T)[None]
+    bias = SlopeBias(torch.tensor([-1.0, -2.0, -3.0, -4.0]), Positions(slots, slots), True)
+    request = Request(q, k, Values(v), mask, bias, 0.3, 0.0)
+    assert gpu.attend_by_blocks(request) is None  # all pairs of few tokens
+    monkeypatch.setattr(gpu, "LONG", T - 1)
+    for other in ({"bias": None}, {"dropout": 0.1}, {"mask": masks()["additive"]}):
+        assert gpu.attend_by_blocks(request._replace(**other)) is None
+    found = gpu.attend_by_blocks(request)
+    shown = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask
+    expected = attention.eager(request._replace(mask=shown))
+    torch.testing.assert_close(found.values, expected.values, **EXACT)
+    gradients = (torch.autograd.grad(x.values.sin().sum(), [q, k, v]) for x in (found, expected))
+    torch.testing.assert_close(*gradients, **EXACT)
+
+
+def test_the_backend_of_a_run_that_names_none():
+    """FlexAttention for long inputs with biases that it computes pair by pair, on a GPU."""
+    cuda, cpu, long = torch.device("cuda"), torch.device("cpu"), gpu.LONG + 1
+
+    def chosen(name, device=cuda, length=long, **changes):
+        config = make_config(name, **{"hidden_size": 64, "num_attention_heads": 4} | changes)
+        return attention.preferred(config, device, length)
+
+    flexed = {name for name in ENCODINGS if chosen(name) == "flex_attention"}
+    assert flexed == {"alibi", "t5", "kerple", "bam", "fox"} and flexed <= set(FLEX)
+    assert {chosen(name) for name in ENCODINGS} == {"flex_attention", "sdpa"}
+    assert chosen("fox", cpu) == chosen("fox", length=gpu.LONG) == "sdpa"
+    assert chosen("fox", attention_dropout=0.1) == chosen("fox", hidden_size=32) == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["t5", "kerple", "bam"])
+def test_flex_reads_biases_of_the_distance_from_a_table(name):
+    """Also where positions have gaps."""
+    layer = make_model(name).model.position.layers[0]
+    for key in (torch.arange(T)[None], torch.tensor([[0, 1, 5, 6, 30, 31, 32, 40, 200]])):
+        bias = make_model(name).model.position.bias(layer, Positions(key, key))
+        mod, zero = bias.score_mod(torch.float32), torch.tensor(0.0)
+        index = torch.arange(T)
+        found = [[[mod(zero, 0, h, i, j) for j in index[: i + 1]] for i in index] for h in range(4)]
+        dense = bias.dense(torch.float32)[0]
+        for h in range(4):
+            for i in range(T):
+                torch.testing.assert_close(torch.stack(found[h][i]), dense[h, i, : i + 1])
 
 
 def calls(q, k, v, payload, mask, dropout=0.0):

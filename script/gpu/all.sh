@@ -5,7 +5,7 @@
 #              default, without a GPU output/gpu_rehearsal
 #   SLICE      seconds until the part that runs is told to save; the script then exits with status
 #              75; 480 by default
-#   PARTS      tests layer training steps decoding llama addition text, or some of them
+#   PARTS      tests layer training long steps decoding llama addition text, or some of them
 #
 # Rerun the command until it exits with another status than 75. Parts and tests that failed are tried
 # again. Without a GPU it runs at small sizes, as a rehearsal.
@@ -16,7 +16,7 @@ source script/environment.sh
 SLICE=${SLICE:-480}
 check_integer SLICE 1
 export PYTHONPATH=$PWD
-all="tests layer training steps decoding llama addition text"
+all="tests layer training long steps decoding llama addition text"
 for name in ${PARTS:=$all}; do
     if [[ " $all " != *" $name "* ]]; then
         echo "error: PARTS: no part is called $name; choose among $all" >&2
@@ -28,11 +28,13 @@ if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; th
     out=${1:-output/gpu} tokens=16384 lengths="1024 4096 8192" compiled="no yes"
     model=(model=base vocab_size=32000) few=() steps=(trainer.max_steps=2000)
     layer=(--shape base --lengths 1024 8192 32768) decoder=(--shape base)
+    long=(--shape small --lengths 1024 4096 16384)
     llama=(--shape llama2_7b --checkpointing) addition=() fused=flex_attention
 else
     out=${1:-output/gpu_rehearsal} tokens=128 lengths=32 compiled=no
     model=(model=tiny vocab_size=300 trainer.bf16=false) steps=(trainer.max_steps=4)
     few=(--shape tiny --new 2) layer=(--lengths 32 --methods rope tape fire t5) decoder=() llama=()
+    long=(--lengths 32)
     fused=sdpa # flex_attention does not train on a CPU
     addition=(vary.position='[rope,tape]' evaluation="'max_length=2 samples=1'" --
         model=arithmetic_small trainer.max_steps=2 trainer.logging_steps=1 trainer.eval_steps=2
@@ -85,12 +87,16 @@ sed -n 's/^\(tests\/.*\) \(PASSED\|SKIPPED\).*/--deselect=\1/p' "$out/logs/tests
 part tests tests -c 'import sys, pytest; sys.exit(int(pytest.main(sys.argv[1:])) % 5)' \
     -v --tb=short -p no:cacheprovider -m gpu tests/test_gpu.py "@$out/logs/passed"
 speed layer layer --case layer --compiled no "${layer[@]}"
+speed layer layer_compiled --case layer --work training "${layer[@]}" --methods rope tape \
+    --compiled "${compiled##* }" --backends sdpa "$fused"
 speed training training --case train_step --methods rope tape llama ${decoder[@]+"${decoder[@]}"} \
     --lengths "$first" --batch $((tokens / first)) --compiled "${compiled##* }" \
     --backends sdpa flex_attention
 speed training biases --case train_step --methods rope fire t5 ${decoder[@]+"${decoder[@]}"} \
     --lengths "$first" --batch $((tokens / first)) --compiled "${compiled##* }" \
     --backends "$fused"
+speed long long --case train_step --checkpointing --batch 1 --rounds 3 --compiled no "${long[@]}" \
+    --methods rope tape alibi fox t5 kerple fire --backends sdpa "$fused"
 for length in $lengths; do
     for optimizer in adamw muon; do
         for compile in $compiled; do

@@ -13,9 +13,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import PretrainedConfig, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from tape.attention import cpu, gpu
+from tape.attention import cpu, flex, gpu
 from tape.attention.flash import flash, ragged
-from tape.attention.flex import flex
 from tape.attention.masks import Batch, Seen, build_mask
 from tape.attention.payload import Attended, Request, Values, per_query_head
 from tape.attention.shifted_sparse import check_backend, padding, shifted_groups
@@ -50,11 +49,13 @@ def eager(request: Request) -> Attended:
 def sdpa(request: Request) -> Attended:
     """torch's fused kernels, or `eager` where the log-sum-exp is needed, which they do not return.
     On a CPU a payload takes a call of its own, as unequal widths fall back to unfused code; long
-    inputs go by blocks (`tape.attention.blockwise`)."""
+    inputs, on a GPU those with a bias, go by blocks (`tape.attention.blockwise`)."""
     if request.q.device.type == "cpu":
         attended = cpu.attend(request)
-        if attended is not None:
-            return attended
+    else:
+        attended = gpu.attend_by_blocks(request)
+    if attended is not None:
+        return attended
     if isinstance(request.mask, Seen):
         request = request._replace(mask=request.mask.dense(request.k.shape[2]))
     q, k, values, mask, bias, scaling, dropout, needs_lse = request
@@ -89,7 +90,7 @@ def sdpa(request: Request) -> Attended:
 KERNELS: dict[str, Kernel] = {
     "eager": eager,
     "sdpa": sdpa,
-    "flex_attention": flex,
+    "flex_attention": flex.flex,
     "flash_attention_2": flash,
 }
 
@@ -104,6 +105,16 @@ def kernel_and_mask(
         mask = ragged(mask, batch.documents, batch.x_BTC.shape[1])
         kernel = partial(kernel, window=window)
     return kernel, mask
+
+
+def preferred(config: PretrainedConfig, device: torch.device, length: int) -> str:
+    """Returns the backend of a training run that names none: on a GPU FlexAttention for a bias that
+    it computes pair by pair, of inputs whose bias of all pairs would take much memory."""
+    pairs = ENCODINGS[config.position["name"]].fused_bias and not config.attention_dropout
+    wide = config.hidden_size // config.num_attention_heads >= flex.NARROWEST
+    if device.type == "cuda" and length > gpu.LONG and pairs and wide:
+        return "flex_attention"
+    return "sdpa"
 
 
 def require(implementation: str, config: PretrainedConfig) -> None:

@@ -1,9 +1,10 @@
-"""Softmax attention by blocks of queries on a CPU, with memory linear in the length: averages of
+"""Softmax attention by blocks of queries, with memory linear in the length: averages of
 values and payload under one softmax, biases and scores of an encoding, masks, the log-sum-exp.
 
 The scores of a block, and the bias in them, are computed again in the backward pass. Products and
 softmax are in float32 or float64: torch has no products of 16-bit numbers on a CPU whose sums are
-not rounded, and without instructions for them they take ten times as long.
+not rounded, and without instructions for them they take ten times as long. On a GPU only inputs
+with biases that its fused kernels do not compute go this way.
 """
 
 from collections.abc import Iterator
@@ -56,7 +57,8 @@ class Blocks(NamedTuple):
                 yield queries, slice(0, queries.stop), None
             else:
                 keys, seen = self.mask.rows(queries)
-                yield queries, keys, torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+                hidden = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+                yield queries, keys, hidden
 
 
 class Operands:
@@ -72,12 +74,14 @@ class Operands:
         q, k = q.to(self.dtype) * (blocks.scaling * LOG2_E), k.to(self.dtype)
         self.q, self.k = q.unflatten(1, (self.K, self.G)), k.contiguous()
         if blocks.separated:
-            heads = torch.eye(self.G, dtype=self.dtype)[:, None].expand(*self.q.shape[:-1], -1)
+            heads = torch.eye(self.G, dtype=self.dtype, device=k.device)[:, None].expand(
+                *self.q.shape[:-1], -1
+            )
             self.q = torch.cat((self.q, heads), dim=-1)
             self.k = torch.cat((k, k.new_zeros(self.B, self.K, self.S, self.G)), dim=-1)
         self.parts = [x.shape[-1] for x in (v, payload) if x is not None]
         self.values = (v if payload is None else torch.cat((v, payload), dim=-1)).to(self.dtype)
-        self.causal = torch.full((blocks.size, blocks.size), -torch.inf).triu(1)
+        self.causal = k.new_full((blocks.size, blocks.size), -torch.inf).triu(1)
 
     def bias(
         self,
@@ -106,6 +110,8 @@ class Operands:
         inputs, whose operations would be too small."""
         scores = torch.get_num_threads() * self.size * TILE * (1 if self.T > SHORT else 4)
         most = max(1, scores // (self.G * t * min(s, TILE)))
+        if self.k.is_cuda:
+            most = self.K
         for b in range(self.B):
             for first in range(0, self.K, most):
                 yield b, slice(first, min(self.K, first + most))
@@ -320,7 +326,7 @@ class _Blockwise(torch.autograd.Function):
 
 
 def attend(request: Request) -> Attended:
-    """Backend of `tape.attention.backends`, on a CPU and without dropout; its mask is a `Seen`, or
+    """Backend of `tape.attention.backends`, without dropout; its mask is a `Seen`, or
     None for a causal one of as many queries as keys."""
     q, k, values, mask, bias, scaling, _, needs_lse = request
     (B, K, S, _), v, payload = k.shape, values.v, values.payload
@@ -332,7 +338,7 @@ def attend(request: Request) -> Attended:
     size = BLOCK if bias is None or separated else BLOCK // 2
     if ordered and not separated:
         wide = torch.promote_types(q.dtype, torch.float32)
-        terms = bias.by_distance(ByDistance.distances(S, size), wide)
+        terms = bias.by_distance(ByDistance.distances(S, size).to(q.device), wide)
     inputs: list[Tensor | None] = [q, k, v, payload]
     if folds := mask is None and bias is None:  # heads of all sequences are alike
         inputs = [None if x is None else x.flatten(0, 1)[None] for x in inputs]

@@ -11,6 +11,8 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from tape.attention.payload import Attended, Request
 from tape.positions.scores import ScoreMod
 
+NARROWEST = 16  # channels of a head, on a GPU
+
 
 class Blocks(NamedTuple):
     """Block sizes of a kernel."""

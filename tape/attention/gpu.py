@@ -1,4 +1,5 @@
-"""torch's fused attention on a GPU: which kernel, and in how many calls.
+"""Attention on a GPU: which of torch's fused kernels, and in how many calls; or, for long inputs
+with biases, by blocks.
 
 What the kernels take, in torch 2.13: FlashAttention and cuDNN 16-bit numbers, no mask of ours and
 grouped queries; cuDNN and the memory-efficient kernel values wider than queries, cuDNN up to 128
@@ -7,12 +8,17 @@ recent GPUs torch prefers cuDNN, also with a mask, where its gradients may be Na
 196678).
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tape.attention import blockwise
+from tape.attention.masks import Seen
 from tape.attention.payload import Attended, Request, per_query_head
 
+LONG = 1024  # tokens whose pairs may stand in memory: 2^20 numbers for each sequence and head
 WIDEST = 128  # channels of values and payload in one call
 ALIGNED = 8  # numbers: keys that a cache holds beside what an encoding keeps begin anywhere
 ANY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
@@ -30,6 +36,20 @@ def kernels(q: Tensor, values: Tensor, mask: Tensor | None) -> list[SDPBackend]:
 def aligned(x_BHTD: Tensor) -> Tensor:
     """Copies a view whose rows the kernels refuse or take unfused."""
     return x_BHTD.contiguous() if x_BHTD.stride(-2) % ALIGNED else x_BHTD
+
+
+def attend_by_blocks(request: Request) -> Attended | None:
+    """Returns the averages of a long input with a bias in linear memory, or None for others, whose
+    bias of all pairs of tokens takes less time. `mask` is None (causal), boolean or additive."""
+    q, k, _, mask, bias, _, dropout, _ = request
+    T, S = q.shape[2], k.shape[2]
+    if bias is None or dropout or is_compiling() or T <= LONG or T != S:
+        return None
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            return None
+        mask = Seen(torch.arange(T, device=q.device), None, len(mask), given=mask)
+    return blockwise.attend(request._replace(mask=mask))
 
 
 def attend(request: Request, is_causal: bool) -> Attended:

@@ -220,6 +220,7 @@ class PositionEncoding(PositionModule):
 
     Attributes:
         backends: attention backends that support this encoding.
+        fused_bias: whether FlexAttention computes its biases pair by pair, none of all pairs.
         ordered: whether position_ids must increase from token to token.
         causal: whether scores are defined for earlier tokens only, whatever a mask shows.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
@@ -230,6 +231,7 @@ class PositionEncoding(PositionModule):
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
+    fused_bias: ClassVar[bool] = False
     ordered: ClassVar[bool] = True
     causal: ClassVar[bool] = False
     reads: ClassVar[bool] = False

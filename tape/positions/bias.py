@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from transformers import PretrainedConfig
 from transformers import initialization as init
 
@@ -89,6 +90,8 @@ class SlopeBias(ScoreBias):
 class ALiBi(PositionEncoding):
     """Attention with linear biases (Press et al. 2021, arXiv 2108.12409)."""
 
+    fused_bias = True
+
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
         self.register_constant("exponents", alibi_exponents(config.num_attention_heads))
@@ -118,7 +121,32 @@ class LearnedBias(ScoreBias):
 
 
 class DistanceBias(LearnedBias):
-    """One that is a function of the distance."""
+    """One that is a function of the distance. FlexAttention reads it from a table by distance: the
+    gradients of all pairs, computed by pair, would be added to a few addresses of a GPU's memory
+    one after the other."""
+
+    def farthest(self) -> int | None:
+        """Returns a distance, the bias at which is that of all greater ones, or None where finding
+        it would break a graph."""
+        extent = self.positions.extent
+        if extent is None and not is_compiling():
+            extent = int(self.positions.query.max()) + 1
+        return None if extent is None else extent - 1
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        farthest = self.farthest()
+        if farthest is None:
+            return super().score_mod(dtype)
+        every = torch.arange(farthest + 1, device=self.positions.query.device)[None]
+        with without_autocast(every):
+            term = self.layer(Positions(every, torch.zeros_like(every[:, :1])))[0, ..., 0].to(dtype)
+        query, key = lookup(self.positions.query), lookup(self.positions.key)
+
+        def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            distance = (query(b, i) - key(b, j)).clamp(min=0, max=farthest)
+            return score + term[h, distance]
+
+        return add
 
     def by_distance(self, distances: Tensor, dtype: torch.dtype) -> Tensor | None:
         if not self.positions.count_slots():
@@ -167,23 +195,10 @@ class T5Layer(nn.Module):
 
 
 class TableBias(DistanceBias):
-    """T5's bias; FlexAttention reads it by distance. By bucket the gradients of all its pairs would
-    be added to one address of a GPU's memory one after the other."""
+    """T5's bias."""
 
-    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
-        layer, device = self.layer, self.positions.query.device
-        # All distances from the farthest on share a bucket.
-        farthest = max(layer.max_distance, self.positions.key.shape[-1])
-        every = torch.arange(farthest + 1, device=device)
-        buckets = t5_bucket(every, layer.num_buckets, layer.max_distance)
-        term = layer.table(buckets).to(dtype)
-        query, key = lookup(self.positions.query), lookup(self.positions.key)
-
-        def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = (query(b, i) - key(b, j)).clamp(min=0, max=farthest)
-            return score + term[distance, h]
-
-        return add
+    def farthest(self) -> int:
+        return max(self.layer.max_distance, self.positions.key.shape[-1])
 
 
 class T5Bias(LearnedBiasEncoding):
@@ -191,6 +206,7 @@ class T5Bias(LearnedBiasEncoding):
     2.1, arXiv 1910.10683, which shares one table among all layers)."""
 
     bias = TableBias
+    fused_bias = True
 
     num_buckets: int = 32
     max_distance: int = 128
@@ -284,6 +300,7 @@ class Kerple(LearnedBiasEncoding):
     kernel of Chi et al. 2022 (arXiv 2205.09921)."""
 
     bias = DistanceBias
+    fused_bias = True
 
     def make_layer(self) -> nn.Module:
         return KerpleLayer(self.config.num_attention_heads)
@@ -317,6 +334,7 @@ class BAM(LearnedBiasEncoding):
     paper trains a and b."""
 
     bias = DistanceBias
+    fused_bias = True
 
     def make_layer(self) -> nn.Module:
         return PriorLayer(self.config.num_attention_heads)

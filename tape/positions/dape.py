@@ -30,6 +30,7 @@ class DAPE(Kerple):
     """Adds B + MLP([S; B]) to the scores S, where B is Kerple's bias and the MLP maps 2 H -> width
     -> H over the heads of each pair of tokens, with LeakyReLU."""
 
+    fused_bias = False
     positive = ("width",)
 
     width: int = 32  # of the MLP

@@ -90,6 +90,7 @@ class FoX(PositionEncoding):
     """Adds c_i - c_j to the scores, the sum of ln sigmoid(w_h x_t + b_h) over t = j+1 .. i."""
 
     backends = DENSE_BACKENDS
+    fused_bias = True
     causal = True
 
     start: float = 0.0  # b at first; sigmoid(b) is the share that a head keeps at a token

@@ -84,6 +84,7 @@ class GrapeAP(ALiBi):
     to `width` channels for each head, normalised to a mean square of 1. If all p are zero, it is
     ALiBi with slopes times ln 2; if products depend on t alone, it is FoX."""
 
+    fused_bias = False
     backends = DENSE_BACKENDS
     causal = True
 

@@ -42,6 +42,8 @@ def new_config(shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
     for name in OF_TOKENIZER & shape.keys():
         raise ValueError(f"model.{name}={shape[name]}: it is set by the tokenizer; leave it out")
     known = {name: value for name, value in shape.items() if name != "vocab_size"}
+    if known.get("attn_implementation") is None:
+        known.pop("attn_implementation", None)
     config = _settled("model", lambda: TapeConfig(**known, position=position))
     with torch.device("meta"):  # runs the constructor's checks without allocating memory
         parameters = TapeForCausalLM(config).num_parameters()

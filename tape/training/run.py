@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
 
 from tape import provenance
+from tape.attention.backends import preferred
 from tape.data import StreamedBlocks
 from tape.model.adapters import Method, adapt, cast_frozen, check_frozen, describe
 from tape.model.checkpoint import check_length, load_model, restore
@@ -116,8 +117,12 @@ def configuration_of(
     if method and not settings.base_model:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
     if settings.base_model:
-        return method, adapted_config(settings.base_model, settings.model, settings.position)
-    return method, new_config(settings.model, settings.position)
+        config = adapted_config(settings.base_model, settings.model, settings.position)
+    else:
+        config = new_config(settings.model, settings.position)
+    if kernel is None:
+        config._attn_implementation = preferred(config, arguments.device, settings.length)
+    return method, config
 
 
 def record_of(
