@@ -21,7 +21,8 @@ source script/environment.sh
 out=${OUT:-output/smollm2_free}
 model=${MODEL:-$out/smollm2}
 table=docs/results/smollm2_free/documents.csv
-IFS=, read -ra methods <<<"${METHODS:--,linear 2,ntk 2,ntk 4,yarn 2,self_extend 2,leaky_rerope 2,rerope,dca,string 1.98}"
+every="-,yarn 2,self_extend 2,dca,ntk 4,linear 2,ntk 2,leaky_rerope 2,rerope,string 1.98"
+IFS=, read -ra methods <<<"${METHODS:-$every}"
 read -ra documents <<<"${DOCUMENTS:-$(sed 1d "$table" | cut -d, -f1 | xargs)}"
 mkdir -p "$out/texts" "$out/losses"
 
