@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,24 @@ def queue(cluster: str) -> dict[str, str]:
     if done.returncode:
         raise ValueError(f"squeue cannot tell which jobs have ended: {done.stderr.strip()}")
     return dict(line.lower().split(maxsplit=1) for line in done.stdout.splitlines())
+
+
+@contextmanager
+def apart(log: Path) -> Iterator[None]:
+    """Processes that start meanwhile write to a file: they would hold open the output of this one,
+    and a pipe would not end with it."""
+    before = [os.dup(number) for number in (1, 2)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    try:
+        with log.open("ab") as file:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+            yield
+    finally:
+        for number, output in zip((1, 2), before, strict=True):
+            os.dup2(output, number)
+            os.close(output)
 
 
 def wait_for(jobs: Sequence[str]) -> None:
@@ -265,7 +284,7 @@ class Submission:
             arrays = dict.fromkeys(job.partition("_")[0] for job in after)
             self.executor.update_parameters(slurm_dependency=":".join(["afterany", *arrays]))
         try:
-            with self.executor.batch():
+            with apart(self.out / "jobs" / "submission.log"), self.executor.batch():
                 jobs = [self.executor.submit(each) for each in work]
         except (FailedJobError, FailedSubmissionError) as error:
             raise ValueError(f"sbatch refuses: {error}") from error
