@@ -60,7 +60,8 @@ pass_keys() { # seed keys length method
     local name="keys_$2_${4// /_}_$3_$1"
     if [[ ! -f output/${model##*/}/$name/passkey.csv ]]; then
         "$python" -m tape.commands evaluate "$model" --task passkey --max_tokens "$3" --interval "$3" \
-            --num_tests 1 --depths 5 --keys "$2" --seed "$1" --processes 1 --name "$name" $(extend "$4")
+            --num_tests 1 --depths 5 --keys "$2" --seed "$1" --dtype bfloat16 --processes 1 \
+            --name "$name" $(extend "$4")
     fi
 }
 

@@ -104,6 +104,7 @@ def evaluate(given: list[str]) -> argparse.Namespace:
     add("--intervention", choices=changes, help="a change of TAPE's state (docs/inside.md)")
     add_extension(parser)
     add_chat(parser)
+    add("--dtype", choices=DTYPES, help="of the model; by default the one that it was saved in")
     add("--processes", type=integer(1), help="workers; one per torch thread, on a GPU one in all")
     add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
     add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")

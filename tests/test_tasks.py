@@ -307,3 +307,14 @@ def test_a_changed_model_answers_as_one_that_is_so(name, position, flags, tmp_pa
         evaluate(other, name, "--intervention phases")
     with refused(match="holds another evaluation .*(intervention|extend)"):
         evaluate(run, name, f"--wrong 9 {flags} --name {place}")
+
+
+def test_a_model_answers_in_another_dtype_as_one_that_was_saved_in_it(tmp_path):
+    run, other = (make_run(tmp_path / place, "passkey", "rope") for place in "ab")
+    load(run)[0].bfloat16().save_pretrained(other)
+    evaluate(run, "passkey", "--wrong 9 --dtype bfloat16")
+    evaluate(other, "passkey", "--wrong 9")
+    place = CASES["passkey"].place
+    found = run / f"{place}_bfloat16"
+    assert (found / "wrong.jsonl").read_text() == (other / place / "wrong.jsonl").read_text()
+    assert '"dtype": "bfloat16"' in journal(found).read_text()

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from tape import parsers
 from tape.analysis.state import load
+from tape.evaluation import scoring
 from tape.evaluation.chat import ChatQuestions
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import draw_panel, heat_map, write_figure
@@ -35,7 +36,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     task: type[GeneratedTask] = resolve_name(TASKS[given.task])
     folder, shard = given.run, Shard.parse(given.shard)
     position = extended(given, folder)
-    from_folder = partial(load, intervention=given.intervention, position=position)
+    dtype = given.dtype and scoring.DTYPES[given.dtype]
+    from_folder = partial(load, intervention=given.intervention, dtype=dtype, position=position)
     model, tokenizer = from_folder(folder)
     questions, name = task.asked(given, folder, model)
     if given.chat:
@@ -57,6 +59,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     if position is not None:
         header["extend"] = extension(given)
         name += f"_{header['extend'].replace(' ', '_')}"
+    if given.dtype is not None:
+        header["dtype"] = given.dtype
+        name += f"_{given.dtype}"
     results = folder_for_results(folder) / (given.name or name)
     if OF_THE_RUN.fullmatch(results.name) or (results.exists() and not results.is_dir()):
         taken = f"--name={results.name!r} is used by {results.parent} itself"
