@@ -220,8 +220,8 @@ class Separated(Learned):
     def start(self, queries: slice, keys: slice) -> None:
         with torch.set_grad_enabled(bool(self.learned)):
             self.row, self.column = self.bias.rows(queries, keys).separated(self.given.dtype)
-        channels = self.by_head(self.column).transpose(2, 3)
-        self.given.k[:, :, keys, self.given.D :] = channels * LOG2_E
+        columns, D = self.by_head(self.column).transpose(2, 3), self.given.D
+        self.given.k[:, :, keys, D : D + self.given.G] = columns * LOG2_E
 
     def finish(self, queries: slice, keys: slice, grad_k: Tensor, grad_lse: Tensor | None) -> None:
         channels = grad_k[:, :, self.given.D :, keys]

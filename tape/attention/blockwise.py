@@ -63,24 +63,42 @@ class Blocks(NamedTuple):
 
 class Operands:
     """Queries times the scaling in units of ln 2, keys, and values next to the payload, in at least
-    float32: (B, K, G, T, D), (B, K, S, D) and (B, K, S, P). Queries and keys have G more channels
-    if their bias is separated."""
+    float32: (B, K, G, T, D), (B, K, S, D) and (B, K, S, P).
 
-    def __init__(self, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, payload: Tensor | None):
+    Queries and keys have G more channels if their bias is separated. Given the log-sum-exp (B, K,
+    G, T, 1), queries have it, negated, as another channel, and keys and values one of ones: their
+    products are less a number of the query without an operation for it.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        payload: Tensor | None,
+        lse: Tensor | None = None,
+    ):
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.B, self.K, self.S, self.D = k.shape
         self.H, self.T = q.shape[1:3]
         self.G, self.size = self.H // self.K, blocks.size
-        q, k = q.to(self.dtype) * (blocks.scaling * LOG2_E), k.to(self.dtype)
-        self.q, self.k = q.unflatten(1, (self.K, self.G)), k.contiguous()
-        if blocks.separated:
-            heads = torch.eye(self.G, dtype=self.dtype, device=k.device)[:, None].expand(
-                *self.q.shape[:-1], -1
-            )
-            self.q = torch.cat((self.q, heads), dim=-1)
-            self.k = torch.cat((k, k.new_zeros(self.B, self.K, self.S, self.G)), dim=-1)
         self.parts = [x.shape[-1] for x in (v, payload) if x is not None]
-        self.values = (v if payload is None else torch.cat((v, payload), dim=-1)).to(self.dtype)
+        q, k = q.to(self.dtype) * (blocks.scaling * LOG2_E), k.to(self.dtype)
+        queries, keys = [q.unflatten(1, (self.K, self.G))], [k]
+        values = [v] if payload is None else [v, payload]
+        if blocks.separated:
+            heads = torch.eye(self.G, dtype=self.dtype, device=k.device)[:, None]
+            queries.append(heads.expand(*queries[0].shape[:-1], -1))
+            keys.append(k.new_zeros(*k.shape[:-1], self.G))
+        self.channels = sum(x.shape[-1] for x in keys)
+        if lse is not None:
+            queries.append(-lse)
+            ones = k.new_ones(*k.shape[:-1], 1)
+            keys.append(ones)
+            values.append(ones)
+        self.q, self.k, self.values = (joined(x) for x in (queries, keys, values))
+        self.values = self.values.to(self.dtype)
         self.causal = k.new_full((blocks.size, blocks.size), -torch.inf).triu(1)
 
     def bias(
@@ -124,10 +142,8 @@ class Operands:
         keys: slice,
         hidden: Tensor | None,
         bias: Tensor | None,
-        less: Tensor | None = None,
     ) -> Tensor:
-        """Writes the scores of some queries and keys to `out`, (g, G t, s), in units of ln 2, less
-        a number for each query (g, G t, 1).
+        """Writes the scores of some queries and keys to `out`, (g, G t, s), in units of ln 2.
 
         Args:
             hidden: -inf at keys that a query does not see, (B|1, 1, t, s), or None.
@@ -136,22 +152,23 @@ class Operands:
         t, s = queries.stop - queries.start, keys.stop - keys.start
         q, k = stacked(self.q, place, queries), self.k[*place, keys].mT
         pairs = out.view(len(out), self.G, t, s)
-        if bias is not None and less is not None:
-            torch.add(-less.view(*pairs.shape[:3], 1), bias, alpha=LOG2_E, out=pairs)
-        elif bias is not None:
-            torch.mul(bias, LOG2_E, out=pairs)
-        if bias is None and less is None:
+        if bias is None:
             torch.bmm(q, k, out=out)
-        elif bias is None:
-            torch.baddbmm(less, q, k, beta=-1, out=out)
-        elif self.D:
-            out.baddbmm_(q, k)
+        else:
+            torch.mul(bias, LOG2_E, out=pairs)
+            if q.shape[-1]:  # no channels where a bias replaces the products
+                out.baddbmm_(q, k)
         if hidden is not None:
             pairs += hidden[min(place[0], len(hidden) - 1)]
         elif (first := max(queries.start, keys.start)) < keys.stop:
             after = self.causal[:t, first - queries.start : keys.stop - queries.start]
             pairs[..., first - keys.start :] += after
         return out
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Returns tensors next to each other, a single one without a copy."""
+    return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0].contiguous()
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -204,19 +221,19 @@ class Gradients:
     """Gradients of queries, keys and values, summed block by block.
 
     Args:
-        grad: those of the averages, (B, K, G, T, P).
-        less: what each query's gradients of the scores are less, (B, K, G, T, 1).
-        lse: in units of ln 2, likewise.
+        given: with the log-sum-exp.
+        grad: those of the averages, next to what each query's gradients of the scores are more than
+            their products with values, (B, K, G, T, P + 1).
         width: of the values whose gradients are wanted.
     """
 
-    def __init__(self, given: Operands, grad: Tensor, less: Tensor, lse: Tensor, width: int):
-        self.given, self.grad, self.less, self.lse = given, grad, less, lse
-        self.wanted = grad[..., :width]
+    def __init__(self, given: Operands, grad: Tensor, width: int):
+        self.given, self.grad = given, grad
+        self.width = width
         self.of_q = torch.empty_like(given.q[..., : given.D])
         # Transposed: products write rows of many keys.
         self.of_k, self.of_values = (
-            grad.new_zeros(given.B, given.K, N, given.S) for N in (given.q.shape[-1], width)
+            grad.new_zeros(given.B, given.K, N, given.S) for N in (given.channels, width)
         )
         self.memory = grad.new_empty(2, 0)
 
@@ -225,10 +242,8 @@ class Gradients:
     ) -> None:
         """Adds what some heads of a block contribute, tile by tile of the keys."""
         given, t = self.given, queries.stop - queries.start
-        q, grad, wanted, less, lse = (
-            stacked(x, place, queries)
-            for x in (given.q, self.grad, self.wanted, self.less, self.lse)
-        )
+        q, grad = (stacked(x, place, queries) for x in (given.q, self.grad))
+        of_keys, wanted = q[..., : given.channels].mT, grad[..., : self.width].mT
         n = q.shape[0] * q.shape[1]
         most = n * min(TILE, keys.stop - keys.start)
         if self.memory.shape[1] < most:
@@ -242,13 +257,12 @@ class Gradients:
             if hidden is not None:
                 unseen = hidden[..., tile.start - keys.start : tile.stop - keys.start]
             term = bias.pairs(place, tile)
-            given.scores(weights, place, queries, tile, unseen, term, lse).exp2_()
-            torch.baddbmm(less, grad, given.values[*place, tile].mT, beta=-1, out=of_scores)
-            of_scores.mul_(weights)
+            given.scores(weights, place, queries, tile, unseen, term).exp2_()
+            torch.bmm(grad, given.values[*place, tile].mT, out=of_scores).mul_(weights)
             later = float(start > keys.start)  # 0: what stands in memory does not count
             of_q.baddbmm_(of_scores, given.k[*place, tile, : given.D], beta=later)
-            self.of_k[*place, :, tile].baddbmm_(q.mT, of_scores)
-            self.of_values[*place, :, tile].baddbmm_(wanted.mT, weights)
+            self.of_k[*place, :, tile].baddbmm_(of_keys, of_scores)
+            self.of_values[*place, :, tile].baddbmm_(wanted, weights)
             bias.collect(place, tile, of_scores)
         self.of_q[*place, :, queries] = of_q.unflatten(1, (-1, t))
 
@@ -296,7 +310,7 @@ class _Blockwise(torch.autograd.Function):
         q, k, v, payload, terms, *attended, lse = saved[:8]  # checkpointing gives them once
         tensors = saved[8:]
         with without_autocast(q):
-            given = Operands(blocks, q, k, v, payload)
+            given = Operands(blocks, q, k, v, payload, lse)
             bias = given.bias(blocks, terms, list(tensors), needs[5], needs[7:])
             parts = [  # without a payload the first alone
                 (x, torch.zeros_like(x) if grad is None else grad)
@@ -304,14 +318,14 @@ class _Blockwise(torch.autograd.Function):
                 if x is not None
             ]
             means, grad = (torch.cat(x, dim=-1).to(given.dtype) for x in zip(*parts, strict=True))
-            less = (grad * means).sum(-1, keepdim=True)
+            more = -(grad * means).sum(-1, keepdim=True)
             if grad_lse is not None:
                 grad_lse = grad_lse.masked_fill(lse.view_as(grad_lse) <= lowest(given.dtype), 0)
-                less -= grad_lse[..., None]
-            grad, less = (x.unflatten(1, (given.K, given.G)) for x in (grad, less))
+                more += grad_lse[..., None]
+            grad = torch.cat((grad, more), dim=-1).unflatten(1, (given.K, given.G))
             # The first layer's payload is a constant.
             learned = given.parts[: 2 if needs[4] else 1]
-            found = Gradients(given, grad, less, lse, sum(learned))
+            found = Gradients(given, grad, sum(learned))
             for queries, keys, hidden in blocks.of(given.T):
                 bias.start(queries, keys)
                 for place in given.places(queries.stop - queries.start, keys.stop - keys.start):
