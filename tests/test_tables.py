@@ -77,7 +77,7 @@ def test_the_table_of_parts_is_that_of_the_results():
 
 
 PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
-PARTS |= {"suite": ["tasks"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
+PARTS |= {"first_comparison": ["bigrams"], "suite": ["tasks"], "retrieval": ["needle_long"], "arithmetic": ["addition"]}
 
 
 @pytest.mark.parametrize("page", PARTS)
