@@ -74,3 +74,17 @@ def test_the_command_writes_rows_a_table_and_a_picture(tmp_path, monkeypatch):
     assert (tmp_path / "docs" / "losses.png").stat().st_size > 1000
     with pytest.raises(ValueError, match=r"has no losses by position: run bash script/smollm2_fre"):
         gathered(tmp_path / "docs")
+
+
+def test_the_page_has_the_numbers_of_the_rows():
+    page = " ".join((ROOT / "docs" / "context_extension.md").read_text().split())
+    loss = pd.read_csv(RESULTS / "choice.csv").set_index("extend")["nll"]
+    assert f"a loss of {loss['yarn 2']:.3f} with factor 2, of {loss['yarn 4']:.3f} with 4" in page
+    rows = pd.read_csv(RESULTS / "losses.csv", keep_default_na=False)
+    plain = rows[(rows["document"] == "bottle.py") & (rows["method"] == "none")]
+    nll = plain.set_index("first")["nll"]
+    within, beyond, last = (f"{nll[first]:.2f}" for first in (6889, 11585, 13777))
+    assert f"`bottle.py` is {within} at positions 6,889 to 8,191, {beyond} at 11,585" in page
+    assert f"and {last} at 13,777 to 16,383." in page
+    documents = pd.read_csv(RESULTS / "documents.csv")
+    assert documents["kind"].value_counts().to_dict() == {"code": 4, "prose": 4}
