@@ -17,6 +17,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from commands import ROOT, run_command
@@ -222,6 +223,9 @@ def project(tmp_path_factory):
         program.chmod(0o755)
     for name in ("corpus", "shards", *(f"output/{name}" for name in GLOBBED.split())):
         (folder / name).mkdir(parents=True)
+    (texts := folder / "output" / "smollm2_free" / "texts").mkdir(parents=True)
+    for name in pd.read_csv(ROOT / "docs/results/smollm2_free/documents.csv")["document"]:
+        (texts / name).touch()  # not downloaded again
     return folder
 
 
