@@ -67,6 +67,9 @@ def _register_ablations() -> None:
         _register("sweep", f"ablation_{table}", content)
 
 
+DRIVERS = "/dev/nvidiactl", "/dev/kfd", "/dev/dxg"  # of CUDA, of ROCm, under Windows
+
+
 def _lengths(*factors: float, _root_: Any) -> ListConfig | int | None:
     """`${lengths:0.5,1,2}`: multiples of the trained length; a number for one factor."""
     if not isinstance(_root_.length, int):  # `check_settings` refuses it
@@ -88,7 +91,14 @@ def _bfloat16(fast: Any, slow: Any) -> Any:
     return fast if on_gpu or torch.cpu._is_avx512_bf16_supported() else slow
 
 
+def _gpu(there: Any, otherwise: Any) -> Any:
+    """`${gpu:null,sdpa}`: the first on a machine with the driver of a GPU. torch, which knows more,
+    takes seconds to import."""
+    return there if any(Path(device).exists() for device in DRIVERS) else otherwise
+
+
 OmegaConf.register_new_resolver("bfloat16", _bfloat16, replace=True)
+OmegaConf.register_new_resolver("gpu", _gpu, replace=True)
 OmegaConf.register_new_resolver("lengths", _lengths, replace=True)
 OmegaConf.register_new_resolver("new", _new, replace=True)
 _register_encodings()
