@@ -3,12 +3,13 @@
 # eight documents, and pass keys at 4,096 to 16,384 tokens, by every method of --extend:
 #
 #   bash script/smollm2_free.sh                everything
-#   bash script/smollm2_free.sh losses keys    some steps: documents, choice, losses, keys
+#   bash script/smollm2_free.sh losses keys    some steps: documents, choice, losses, keys, table
 #
 #   OUT         folder of the results; output/smollm2_free by default
 #   MODEL       checkpoint; imported into $OUT/smollm2 if it is missing
 #   METHODS     for losses and keys; - is no method, and "yarn 2" is YaRN with factor 2
 #   DOCUMENTS   of docs/results/smollm2_free/documents.csv, for losses; all by default
+#   INTO        folder of the table; $OUT by default
 #   ROUNDS      seeds of the pass keys; each round has five prompts of each length and method
 #
 # A document takes all methods before the next one begins, and so does a round of pass keys. Rerunning the
@@ -75,7 +76,7 @@ if [[ ! -f $model/config.json ]]; then
     "$python" -m tape.commands import smollm2-135m --out "$model"
 fi
 if (($# == 0)); then
-    set -- documents choice losses keys
+    set -- documents choice losses table keys
 fi
 for step in "$@"; do
     case $step in
@@ -106,8 +107,12 @@ for step in "$@"; do
                 done
             done
             ;;
+        table) # of the losses, with rows and a picture
+            "$python" -c 'import sys; from tape.analysis.extended_losses import publish; publish(*sys.argv[1:])' \
+                "$out" "${INTO:-$out}"
+            ;;
         *)
-            echo "error: $step is no step; allowed: documents choice losses keys" >&2
+            echo "error: $step is no step; allowed: documents choice losses table keys" >&2
             exit 1
             ;;
     esac

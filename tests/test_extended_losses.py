@@ -1,15 +1,21 @@
 """Losses by position of documents read beyond the trained length: rows, table and picture."""
 
 import math
-import sys
 
 import pandas as pd
 import pytest
 from commands import ROOT
 from scipy.stats import t
 
-from tape.analysis import extended_losses
-from tape.analysis.extended_losses import LONGEST, PARTS, by_length, complete, gathered, table
+from tape.analysis.extended_losses import (
+    LONGEST,
+    PARTS,
+    by_length,
+    complete,
+    gathered,
+    publish,
+    table,
+)
 
 RESULTS = ROOT / "docs" / "results" / "smollm2_free"
 BINS = {4096: (3444, 4095), 8192: (6889, 8191), 13777: (11585, 13776), 16384: (13777, 16383)}
@@ -64,10 +70,9 @@ def test_documents_count_when_all_methods_have_read_them(tmp_path):
     assert {*complete(part, 4)["document"]} == {"a.py", "c.txt"}
 
 
-def test_the_command_writes_rows_a_table_and_a_picture(tmp_path, monkeypatch):
+def test_rows_a_table_and_a_picture_are_written(tmp_path):
     write(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), "--into", str(tmp_path / "docs")])
-    extended_losses.main()
+    publish(str(tmp_path), str(tmp_path / "docs"))
     written = pd.read_csv(tmp_path / "docs" / "losses.csv")
     pd.testing.assert_frame_equal(written, gathered(tmp_path))
     assert (tmp_path / "docs" / "table.md").read_text() == f"{table(written)}\n"

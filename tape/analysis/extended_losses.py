@@ -1,10 +1,7 @@
 """Losses by position of documents that a model reads beyond its trained length, by the method of
 --extend: the results of script/smollm2_free.sh as rows, a table and a picture.
-
-python -m tape.analysis.extended_losses output/smollm2_free --into docs/results/smollm2_free
 """
 
-import argparse
 from pathlib import Path
 
 import pandas as pd
@@ -105,16 +102,9 @@ def picture(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("results", type=Path, help="folder of script/smollm2_free.sh")
-    parser.add_argument("--into", type=Path, required=True, help="folder of rows and picture")
-    given = parser.parse_args()
-    rows = gathered(given.results)
-    write_rows(given.into / "losses.csv", rows, COUNTS)
-    write_figure(picture(rows), given.into / "losses", ["png"])
-    write_text(given.into / "table.md", f"{table(rows)}\n")
-
-
-if __name__ == "__main__":
-    main()
+def publish(results: str, into: str) -> None:
+    """Writes the rows of a folder of results, their table and their picture to another folder."""
+    rows, target = gathered(Path(results)), Path(into)
+    write_rows(target / "losses.csv", rows, COUNTS)
+    write_figure(picture(rows), target / "losses", ["png"])
+    write_text(target / "table.md", f"{table(rows)}\n")
