@@ -38,10 +38,10 @@ def gathered(folder: Path) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-def complete(rows: pd.DataFrame, methods: int) -> pd.DataFrame:
-    """Returns the rows of the documents that all of some number of methods have read."""
+def complete(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of the documents that as many methods have read as any document."""
     read = rows.groupby("document")["method"].transform("nunique")
-    return rows[read == methods]
+    return rows[read == read.max()]
 
 
 def by_length(rows: pd.DataFrame) -> pd.DataFrame:
@@ -103,8 +103,10 @@ def picture(rows: pd.DataFrame) -> Figure:
 
 
 def publish(results: str, into: str) -> None:
-    """Writes the rows of a folder of results, their table and their picture to another folder."""
+    """Writes the rows of a folder of results to another one, and the table and the picture of the
+    documents that all methods have read."""
     rows, target = gathered(Path(results)), Path(into)
     write_rows(target / "losses.csv", rows, COUNTS)
-    write_figure(picture(rows), target / "losses", ["png"])
-    write_text(target / "table.md", f"{table(rows)}\n")
+    whole = complete(rows)
+    write_figure(picture(whole), target / "losses", ["png"])
+    write_text(target / "table.md", f"{table(whole)}\n")
