@@ -270,7 +270,8 @@ def check_ours(words: list[str], project: Path) -> None:
     name, *given = words[1:] if words[0] == "-m" else words
     if name == "sweep.py" and "--help" not in given:  # its commands
         outcome = run_command(name, "dry_run=true", *given, folder=project, succeeds=True)
-        for program, *words in map(shlex.split, outcome.out.splitlines()):
+        lines = (line for line in outcome.out.splitlines() if line.startswith("tape "))
+        for program, *words in map(shlex.split, lines):
             if words[0] != "train":  # composed by the sweep
                 check_call(program, words, project)
         return
