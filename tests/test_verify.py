@@ -25,7 +25,7 @@ def test_a_family_is_certified(tmp_path, name):
         assert all(each.difference <= 1e-4 * each.largest for each in found.comparisons)
         assert torch.equal(*found.frequencies)
     config = AutoConfig.from_pretrained(folder)
-    assert found.library.lower() == f"{KINDS[name].family}forcausallm"
+    assert found.compared.lower() == f"{KINDS[name].family}forcausallm"
     expected = [n for n, has in enumerate(getattr(config, "no_rope_layers", ())) if not has]
     assert found.without_positions == expected
     if name == "smollm3, windows":
@@ -95,6 +95,6 @@ def test_our_models_are_compared_with_the_class_that_has_their_function(tmp_path
     ):
         make_model(position, **changes).save_pretrained(tmp_path / name)
         found = verify(tmp_path / name)
-        assert found.equal and found.library == library, name
+        assert found.equal and found.compared == library, name
     make_model("alibi").save_pretrained(tmp_path / "alibi")
     refuses(r"position 'alibi': no class of transformers computes it", verify, tmp_path / "alibi")

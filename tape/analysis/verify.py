@@ -64,7 +64,7 @@ class Certificate:
     """Whether a checkpoint computes here what it does in transformers.
 
     Attributes:
-        library: the name of transformers' class.
+        compared: the name of transformers' class.
         dtype: in which both were computed.
         comparisons: within the trained length, and beyond it.
         frequencies: (F,) radians per token of the rotations here, and (F,) those of the library;
@@ -74,7 +74,7 @@ class Certificate:
         without_positions: numbers of the layers without positions.
     """
 
-    library: str
+    compared: str
     dtype: torch.dtype
     comparisons: list[Comparison]
     frequencies: tuple[Tensor, Tensor] | None
@@ -299,7 +299,7 @@ def describe(found: Certificate, folder: Path) -> str:
         difference, largest = f"{each.difference:.2g}", f"{each.largest:.3g}"
         rows.append((f"{each.length:,}", f"{each.tokens:,}", difference, largest, first))
     dtype = str(found.dtype).removeprefix("torch.")
-    parts = [f"{folder} here and as {found.library} of transformers, in {dtype}"]
+    parts = [f"{folder} here and as {found.compared} of transformers, in {dtype}"]
     parts.append(markdown_table(rows))
     if found.frequencies is not None:
         here, there = found.frequencies

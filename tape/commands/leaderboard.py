@@ -126,7 +126,7 @@ def longest(task: str, trained: int) -> Column:
 
 PANELS = 5  # of the picture, side by side
 BETTER = {"min": "← better", "max": "better →"}
-# Colours that are told apart without red or green; the other encodings are grey.
+# Colours that differ for everyone who cannot see red or green; the other encodings are grey.
 OTHERS, SET_OFF = "0.55", {"rope": "#0072b2", "tape": "#d55e00"}
 
 COLUMNS = (
