@@ -21,8 +21,6 @@ from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
 from tape.positions.abacus import Abacus
-from tape.provenance import TRAINED
-from tape.runs.folder import read_configuration
 from tape.tasks.generated import GeneratedTask
 
 HEAT = HeatMap(
@@ -118,12 +116,6 @@ class ArithmeticTask(GeneratedTask):
 
     @staticmethod
     def asked(given, folder, model):
-        recorded = read_configuration(folder, TRAINED) if (folder / TRAINED).is_file() else {}
-        if recorded.get("task.original_fault"):
-            raise ValueError(
-                f"{folder} was trained with task.original_fault=true, which this version lacks: "
-                "its attention ignored the state; evaluate it with the version that trained it"
-            )
         problems = Problems.load(folder)
         longest = given.max_length or 2 * max(problems.trained)
         return GridQuestions(problems, longest, given.samples, given.seed), "grid"

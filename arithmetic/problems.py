@@ -39,7 +39,6 @@ class Problems(Source):
     max_second: int = 5
 
     FILE = "problems.json"
-    DROPPED = {"task": "addition", "reverse": True, "leading_zeros": False, "spaces": 0.0}
     CHUNK = 1024
     tokenizer = staticmethod(character_tokenizer)
 

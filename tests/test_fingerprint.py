@@ -1,7 +1,6 @@
 """A run records the code that computes it, and other code does not continue it unnoticed."""
 
 import ast
-import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from conftest import make_model, refuses
 from tape import provenance as origin
 from tape.model.checkpoint import load_model
 from tape.positions import ENCODINGS
-from tape.runs.folder import CONFIGURATION
 
 ROOMS = {
     "attention": ("backends", "cpu", "flash", "flex", "gpu", "masks", "payload"),
@@ -101,13 +99,3 @@ def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_pat
         start(steps, "accept_new_code=true")
         start(steps)  # the new code is the run's from now on
     refuses("has changed", start, steps)
-
-
-def test_a_run_without_a_record_of_its_code_is_continued(start, finished, tmp_path):
-    path = finished / CONFIGURATION
-    recorded = json.loads(path.read_text())
-    del recorded["code"]
-    path.write_text(json.dumps(recorded))
-    with edited(tmp_path, "tape.positions.tape", other):
-        start()
-    assert json.loads(path.read_text())["code"]

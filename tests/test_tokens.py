@@ -14,7 +14,6 @@ import pytest
 from conftest import refuses
 from test_data import DOCUMENTS, bad, lines_of
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
 from tape.data import blocks as blocks_module
@@ -78,18 +77,11 @@ def test_pieces_of_a_text_without_spaces_are_bounded(letters, tmp_path):
 
 
 def test_tokenizers_are_what_they_always_were(corpus, tmp_path):
-    """Those of an earlier version are used, also for a text that would now be cut."""
     tokenizer = train_tokenizer(corpus, 300, tmp_path).backend_tokenizer
     found, expected = (json.loads(of.to_str()) for of in (tokenizer, plain_tokenizer(corpus, 300)))
     for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         assert found[part] == expected[part]
     assert tokenizer_folder(corpus, 300, tmp_path).is_dir()
-    dna = one_line(tmp_path, "ACGT")
-    backend = plain_tokenizer(dna, 260)
-    before = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
-    before.save_pretrained(tokenizer_folder(dna, 260, tmp_path))
-    again = train_tokenizer(dna, 260, tmp_path).backend_tokenizer
-    assert again.to_str() == before.backend_tokenizer.to_str()
 
 
 def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog):

@@ -35,7 +35,6 @@ NO_INFLUENCE = (
     r"report\..*",
     r"code|accept_new_code",  # `_check_same`
     r"encodings\..*|longest",  # defaults of position.*
-    r"alias|trunk|tape_sampler|randpe_length|data\.max_bad|sequence_parallel",  # of earlier ones
     r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
     r"trainer\.(disable_tqdm|report_to|run_name|use_cpu)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
@@ -94,8 +93,7 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
         listed = "".join(f"  {change}\n" for change in changes)
         remedy = "give this run its own name=... or output_dir=..., or remove that folder."
         raise ValueError(f"{folder} holds a run with another configuration:\n{listed}{remedy}")
-    # Earlier versions did not record the code.
-    if before.get("code") not in (None, now.get("code")) and not now.get("accept_new_code"):
+    if before.get("code") != now.get("code") and not now.get("accept_new_code"):
         raise ValueError(
             f"{folder}: the code of its encoding or of the decoder has changed; give the new run "
             "its own name=... or output_dir=..., or continue this one with accept_new_code=true"

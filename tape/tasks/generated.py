@@ -71,7 +71,6 @@ class Source:
     """Settings of generated sequences: a frozen dataclass, saved with the model."""
 
     FILE: ClassVar[str]  # in the folder of the model
-    DROPPED: ClassVar[dict[str, Any]] = {}  # former fields, with the value that is still right
     CHUNK: ClassVar[int]  # sequences that are generated at a time
     tokenizer: ClassVar[Callable[[], PreTrainedTokenizerBase]]  # of all such sequences
     length: int  # tokens of a training sequence
@@ -91,8 +90,7 @@ class Source:
         file = Path(folder) / cls.FILE
         if not file.is_file():
             raise ValueError(f"{folder} has no {cls.FILE}: give the folder of a run on this task")
-        found, gone = read_object(file), cls.DROPPED.items()
-        found = {name: value for name, value in found.items() if (name, value) not in gone}
+        found = read_object(file)
         with reading(file):
             check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
             return cls(**found)
