@@ -2,7 +2,7 @@
 
 import sys
 
-from tape.commands.__main__ import main
+from tape.cli.__main__ import main
 
 if __name__ == "__main__":
     main("scrolls-score", *sys.argv[1:])

@@ -1,6 +1,6 @@
 """Pre-trains, fine-tunes or extends a decoder: python train.py position=tape (--help lists all)."""
 
-from tape.commands.train import main
+from tape.cli.train import main
 
 if __name__ == "__main__":
     main()

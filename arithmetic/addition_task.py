@@ -16,11 +16,11 @@ import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from arithmetic.problems import Problems
+from tape.encodings.abacus import Abacus
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
-from tape.positions.abacus import Abacus
 from tape.tasks.generated import GeneratedTask
 
 HEAT = HeatMap(

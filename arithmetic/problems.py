@@ -11,10 +11,10 @@ import numpy as np
 from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tape.core.validation import check_integer
 from tape.data.tokenizer import END, PADDING
 from tape.model.loss import IGNORED
 from tape.tasks.generated import Block, Source, added, is_held_out, word_tokenizer
-from tape.validation import check_integer
 
 MIN_SPLIT_DIGITS = 4  # of both operands; smaller cells have no held-out problems
 MAX_DIGITS = 10_000  # of an operand

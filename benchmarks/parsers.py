@@ -2,11 +2,11 @@
 
 import argparse
 
-from tape.command import Parser, integer, result_folder
+from tape.core.command import Parser, integer, result_folder
 from tape.parsers import SEVERAL, names_in
 
 WITHOUT = " without its update"  # a layer of TAPE whose state stays as it is
-ENCODINGS = names_in("tape/positions/__init__.py", "ENCODINGS")
+ENCODINGS = names_in("tape/encodings/__init__.py", "ENCODINGS")
 METHODS = {  # by case; llama is transformers' with the weights and outputs of rope (tested)
     "layer": [*ENCODINGS, f"tape{WITHOUT}", "llama"],
     "train_step": [*ENCODINGS, "llama"],

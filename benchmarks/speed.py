@@ -28,13 +28,13 @@ from torch._inductor.exc import InductorError
 
 from benchmarks import growth, parsers
 from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
-from tape import provenance
 from tape.attention.backends import KERNELS
+from tape.core import provenance
+from tape.core.files import read_object, reading, write_text
+from tape.core.progress import track
+from tape.core.run_folder import differences
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
-from tape.files import read_object, reading, write_text
-from tape.progress import track
-from tape.runs.folder import differences
 
 GPU = DEVICE.type == "cuda"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports each start and stop

@@ -16,12 +16,12 @@ from transformers.models.llama import modeling_llama
 from benchmarks.parsers import WITHOUT
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.cost import configuration
+from tape.cli.settings.composition import composed
+from tape.encodings.tape import TapeLayer
 from tape.export.family import llama_config
 from tape.model.adapters import BFLOAT16, Method, adapt, cast_frozen
 from tape.model.cache import GrowingCache, GrowingLayer
 from tape.parsers import SHAPE
-from tape.positions.tape import TapeLayer
-from tape.settings.composition import composed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it

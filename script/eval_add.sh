@@ -7,4 +7,4 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
-exec "$python" -m tape.commands evaluate "output/add_${TYPE:-adape}" --task addition "$@"
+exec "$python" -m tape.cli evaluate "output/add_${TYPE:-adape}" --task addition "$@"

@@ -20,5 +20,5 @@ if [[ ! -f $text ]]; then
     exit 1
 fi
 source script/environment.sh
-exec "$python" -m tape.commands perplexity --model "${model_path:-output/${model_name:-llama_adape}}" \
+exec "$python" -m tape.cli perplexity --model "${model_path:-output/${model_name:-llama_adape}}" \
     --data "$text" ${seq_len:+--lengths $seq_len} "$@"

@@ -14,5 +14,5 @@ source script/environment.sh
 
 TYPE=${TYPE:-adape}
 DATASET_NAME=${DATASET_NAME:-$(basename "${SAVE_DIR:-quality}")}
-exec "$python" -m tape.commands scrolls-generate model="output/scrolls/$DATASET_NAME/$TYPE" task="$DATASET_NAME" \
+exec "$python" -m tape.cli scrolls-generate model="output/scrolls/$DATASET_NAME/$TYPE" task="$DATASET_NAME" \
     output="${SAVE_DIR:-scrolls/$DATASET_NAME}/$TYPE.json" "$@"

@@ -33,5 +33,5 @@ for sweep in ${SWEEPS:-suite text passkey bigrams addition}; do
     [[ ! $rows -nt $began ]] || compared+=("${rows%/*}")
 done
 # Without folders, the command would write the page of the committed rows.
-[[ ! ${compared[*]} ]] || "$python" -m tape.commands leaderboard "${compared[@]}"
+[[ ! ${compared[*]} ]] || "$python" -m tape.cli leaderboard "${compared[@]}"
 exit $status

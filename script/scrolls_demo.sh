@@ -24,7 +24,7 @@ if [[ output/scrolls/sample/$TYPE/model.safetensors -nt $answers/$TYPE.parts/sha
     rm -rf "$answers/$TYPE.json" "$answers/$TYPE.parts" # from other weights
 fi
 SAVE_DIR=$answers bash script/gen_scrolls.sh
-"$python" -m tape.commands scrolls-generate model="$base" task=sample budget=demo \
+"$python" -m tape.cli scrolls-generate model="$base" task=sample budget=demo \
     output="$answers/${TYPE}_untuned.json"
 
 printf '\n'

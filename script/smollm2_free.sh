@@ -52,7 +52,7 @@ document() { # name; writes it to $out/texts
 
 loss() { # results text length method
     if ! grep -qs "^[^,]*,${4#-},.*,$3,[^,]*,[^,]*,bfloat16," "$1"; then
-        "$python" -m tape.commands perplexity --model "$model" --data text --files "$2" --whole \
+        "$python" -m tape.cli perplexity --model "$model" --data text --files "$2" --whole \
             --convention disjoint --lengths "$3" --max_tokens "$3" --dtype bfloat16 --out "$1" $(extend "$4")
     fi
 }
@@ -60,7 +60,7 @@ loss() { # results text length method
 pass_keys() { # seed keys length method
     local name="keys_$2_${4// /_}_$3_$1"
     if [[ ! -f output/${model##*/}/$name/passkey.csv ]]; then
-        "$python" -m tape.commands evaluate "$model" --task passkey --max_tokens "$3" --interval "$3" \
+        "$python" -m tape.cli evaluate "$model" --task passkey --max_tokens "$3" --interval "$3" \
             --num_tests 1 --depths 5 --keys "$2" --seed "$1" --dtype bfloat16 --processes 1 \
             --name "$name" $(extend "$4")
     fi
@@ -73,7 +73,7 @@ extend() { # method; prints it as options
 }
 
 if [[ ! -f $model/config.json ]]; then
-    "$python" -m tape.commands import smollm2-135m --out "$model"
+    "$python" -m tape.cli import smollm2-135m --out "$model"
 fi
 if (($# == 0)); then
     set -- documents choice losses table keys

@@ -20,4 +20,4 @@ for setting in "$@"; do
     fi
 done
 bash script/train.sh experiment=synthetic "data='$TASK'" name="${TASK}_$TYPE" "$@"
-exec "$python" -m tape.commands evaluate "$run" --task synthetic
+exec "$python" -m tape.cli evaluate "$run" --task synthetic

@@ -21,11 +21,11 @@ from transformers import PreTrainedTokenizerBase
 
 from scrolls.rows import Row, Split, find, identity, read_rows, spread
 from scrolls.tasks import TASKS, Task
+from tape.core.files import new_folder, read_object, read_or_discard
+from tape.core.progress import track
+from tape.core.validation import check_path, look_up
 from tape.data.blocks import batches, check_unknown, token_dtype, tokenize, tokenizer_fingerprint
-from tape.files import new_folder, read_object, read_or_discard
 from tape.model.loss import IGNORED
-from tape.progress import track
-from tape.validation import check_path, look_up
 
 TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
 TRAINED_FOR = "scrolls.json"  # in the folder of a fine-tuned model: its task and budget

@@ -13,14 +13,14 @@ from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained
 from scrolls.rows import limited
 from scrolls.score import evaluate_task
 from scrolls.tasks import TASKS
+from tape.core.files import write_text
+from tape.core.provenance import TRAINED
+from tape.core.run_folder import folder_for_results, read_configuration
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, journals
 from tape.evaluation.questions import Batch, Question, greedy
-from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.generation import end_tokens
 from tape.model.modeling import TapeForCausalLM
-from tape.provenance import TRAINED
-from tape.runs.folder import folder_for_results, read_configuration
 
 log = logging.getLogger(__name__)
 

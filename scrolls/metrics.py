@@ -15,8 +15,8 @@ from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenizers import DefaultTokenizer
 
 from scrolls.tasks import TASKS, Task
-from tape.progress import track
-from tape.validation import look_up
+from tape.core.progress import track
+from tape.core.validation import look_up
 
 SCORE = {"exact_match": "exact_match", "f1": "f1", "rouge": "rouge/geometric_mean"}
 VARIANTS = ("rouge1", "rouge2", "rougeL")

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from scrolls.tasks import FOLDER, SPLITS, TASKS, VARIABLE
-from tape.command import Parser, integer, model_folder, result_folder
+from tape.core.command import Parser, integer, model_folder, result_folder
 from tape.parsers import names_in, with_dashes
 
 

@@ -14,8 +14,8 @@ from huggingface_hub import hf_hub_download
 
 from scrolls.sample import write_sample
 from scrolls.tasks import FOLDER, SAMPLE, VARIABLE, Task
+from tape.core.validation import encodable
 from tape.data.readers import reading
-from tape.validation import encodable
 
 HUB = "tau/scrolls"
 Split = Literal["train", "validation", "test"]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from tape.core.files import new_folder
 from tape.data import LocalCorpus
 from tape.data.corpora import Split
-from tape.files import new_folder
 
 VERSION = 1  # of the questions below; part of the folder's name
 SUMMARY = "What does this function do?"

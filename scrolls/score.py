@@ -16,10 +16,10 @@ import pandas as pd
 from scrolls.metrics import results
 from scrolls.rows import Split, find, limited, read_rows, spread
 from scrolls.tasks import BENCHMARK, TASKS, Task
-from tape import provenance
+from tape.core import provenance
+from tape.core.files import write_text
+from tape.core.validation import encodable
 from tape.evaluation.tables import markdown_table
-from tape.files import write_text
-from tape.validation import encodable
 
 PAPER = Path(__file__).with_name("paper.csv")
 NOTE = """\

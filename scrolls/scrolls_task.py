@@ -15,16 +15,16 @@ from scrolls.examples import BUDGETS, TRAINED_FOR, Examples, Prompts, ScrollsDat
 from scrolls.generate import answers, plan
 from scrolls.metrics import SCORE, results
 from scrolls.tasks import TASKS
+from tape.core.files import write_text
+from tape.core.validation import check_path
 from tape.data import EpochOrder, load_tokenizer
-from tape.files import write_text
 from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
 from tape.model.modeling import TapeForCausalLM
-from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import facts, headline, publish
+from tape.training.settings import RunSettings
 from tape.training.task import Task
-from tape.validation import check_path
 
 POOL = 32  # steps whose sequences are sorted by length together
 BATCH = 8  # prompts of full budget that are answered together in the report

@@ -7,7 +7,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from tape.command import (
+from tape.core.command import (
     Distinct,
     Existing,
     Parser,
@@ -16,8 +16,8 @@ from tape.command import (
     model_folder,
     result_folder,
 )
-from tape.files import names_in
-from tape.runs.folder import folder_for_results
+from tape.core.files import names_in
+from tape.core.run_folder import folder_for_results
 
 Shape = dict[str, int | None]
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": Distinct}
@@ -31,7 +31,7 @@ TOKEN_DTYPES = ("uint16", "uint32")  # of files of token ids
 CORPORA = ("run", "local", "text", "c4", "bigrams")  # that have a validation split
 BATCH_TOKENS = 2048  # of windows, to run at once
 LENGTHS = [1024, 2048, 4096, 8192]
-EXTENSIONS = [*names_in("tape/positions/pieces.py", "METHODS"), "ntk", "yarn", "linear"]
+EXTENSIONS = [*names_in("tape/encodings/pieces.py", "METHODS"), "ntk", "yarn", "linear"]
 
 
 def add_extension(parser: argparse.ArgumentParser) -> None:
@@ -275,8 +275,8 @@ def state(given: list[str]) -> argparse.Namespace:
 
 def gallery(given: list[str]) -> argparse.Namespace:
     parser = Parser("gallery", "Pictures of what every encoding adds to scores before training.")
-    known = names_in("tape/positions/__init__.py", "ENCODINGS", "ALIASES")
-    every = names_in("tape/positions/__init__.py", "ENCODINGS")
+    known = names_in("tape/encodings/__init__.py", "ENCODINGS", "ALIASES")
+    every = names_in("tape/encodings/__init__.py", "ENCODINGS")
     every.remove("mixed")  # each of its layers has the encoding of an entry
     add, how = parser.add_argument, {"nargs": "+", "metavar": "NAME", "choices": known}
     add("--encodings", default=every, help="names; default: all", **how)

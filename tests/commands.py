@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from hydra._internal.hydra import Hydra
 
-from tape.commands.__main__ import run
+from tape.cli.__main__ import run
 
 ROOT = Path(__file__).parent.parent
 

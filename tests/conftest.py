@@ -25,9 +25,9 @@ from every_encoding import COUNTED, GROUPED, POSITIONS
 from transformers import DynamicCache, StaticCache
 
 from tape import TapeConfig, TapeForCausalLM
-from tape.commands import train
-from tape.positions import ENCODINGS
-from tape.settings import composition as command
+from tape.cli import train
+from tape.cli.settings import composition as command
+from tape.encodings import ENCODINGS
 
 # rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has
 # absl close it, if it is not this one.

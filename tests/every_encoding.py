@@ -2,7 +2,7 @@
 
 import pytest
 
-from tape.positions import ENCODINGS
+from tape.encodings import ENCODINGS
 
 
 def rope(schedule: str, **scaling) -> dict:

@@ -3,10 +3,10 @@
 import json
 
 from arithmetic.addition_task import GRID
+from tape.core.files import write_text
+from tape.core.provenance import TRAINED
+from tape.core.run_folder import register_run
 from tape.evaluation.curves import binned, write
-from tape.files import write_text
-from tape.provenance import TRAINED
-from tape.runs.folder import register_run
 from tape.tasks.passkey.passkey_task import PASSKEY
 
 

@@ -21,15 +21,15 @@ from script_folder import lay_out
 from script_folder import start as start_script
 from test_scrolls import make_base
 
-from tape import command
-from tape.commands import train
+from tape.cli import train
+from tape.cli.settings.composition import check_rates_are_read, help_of, is_expected, parsed, refuse
+from tape.cli.settings.groups import options
+from tape.core import command
+from tape.core.run_folder import HASHES, finalize_checkpoint
 from tape.model.checkpoint import load, weight_files
 from tape.model.modeling import TapeForCausalLM
 from tape.results.runs import read_run
-from tape.runs.folder import HASHES, finalize_checkpoint
-from tape.settings.composition import check_rates_are_read, help_of, is_expected, parsed, refuse
-from tape.settings.groups import options
-from tape.settings.schema import FOLDER
+from tape.training.settings import FOLDER
 
 NESTED = "[" * 100_000 + "]" * 100_000
 QUANTIZED = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
@@ -341,20 +341,20 @@ def test_weights_that_are_not_finite(model, tmp_path):
 
 
 MODEL = "--model {model}"
-MEASURED = f"-m tape.commands perplexity --data local --lengths 64 {MODEL}"
-LM_EVAL = f"-m tape.commands lm-eval --tasks lambada_openai {MODEL}"
+MEASURED = f"-m tape.cli perplexity --data local --lengths 64 {MODEL}"
+LM_EVAL = f"-m tape.cli lm-eval --tasks lambada_openai {MODEL}"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 COMMANDS = [
-    ("-m tape.commands state --model . no --out x", r"--model: no is not a folder"),
-    ("-m tape.commands export {model} --out {model}", r"model already exists; choose another"),
+    ("-m tape.cli state --model . no --out x", r"--model: no is not a folder"),
+    ("-m tape.cli export {model} --out {model}", r"model already exists; choose another"),
     (f"{MEASURED} --out {{model}}/config.json/o.csv", r"json cannot be used: Not a directory"),
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
     (
-        f"-m tape.commands stability --windows 1 --out o --length 100000 {MODEL}",
+        f"-m tape.cli stability --windows 1 --out o --length 100000 {MODEL}",
         r"shifted by 1000: [\d,]+ GiB of attention weights",
     ),
-    ("-m tape.commands evaluate {model} --task addition", r"max_first='many' must be an "),
-    ("-m tape.commands compare {model} --out {model}", rf"--out: \S+model {A_MODEL}"),
+    ("-m tape.cli evaluate {model} --task addition", r"max_first='many' must be an "),
+    ("-m tape.cli compare {model} --out {model}", rf"--out: \S+model {A_MODEL}"),
 ]
 
 
@@ -367,10 +367,10 @@ def test_commands(words, message, model, tmp_path):
 
 
 GGUF = [
-    "-m tape.commands perplexity --data local --lengths 8 --model {}",
-    "-m tape.commands lm-eval --tasks x --model {}",
-    "-m tape.commands evaluate {} --task passkey",
-    "-m tape.commands export {} --out x",
+    "-m tape.cli perplexity --data local --lengths 8 --model {}",
+    "-m tape.cli lm-eval --tasks x --model {}",
+    "-m tape.cli evaluate {} --task passkey",
+    "-m tape.cli export {} --out x",
     "train.py experiment=quick peft=ft base_model={}",
     "train.py experiment=quick tokenizer={}",
 ]

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from tape.attention import blockwise, masks
 from tape.attention.backends import eager, sdpa
 from tape.attention.payload import Request, Values
+from tape.encodings.bias import SlopeBias
 from tape.positions.base import Positions
-from tape.positions.bias import SlopeBias
 
 LENGTH = 15
 EXACT = {"atol": 1e-10, "rtol": 1e-10}

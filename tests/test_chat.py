@@ -14,7 +14,7 @@ from tape.imports.models import import_model
 from tape.model.checkpoint import load
 
 HELD = "{% if add_generation_prompt %}<assistant>{% endif %}"
-COMMAND = ("-m", "tape.commands")
+COMMAND = ("-m", "tape.cli")
 KEYS = ("--task", "passkey", "--max_tokens", "300", "--interval", "300", "--num_tests", "1")
 
 

@@ -13,13 +13,8 @@ from pages import RESULTS, ROOT, blocks, page, table_of
 from scipy.stats import t, ttest_1samp
 from test_tables import BASES, CONTRASTS, ONE_RATE, VARIANTS
 
-from tape.model.configuration import TapeConfig
-from tape.model.modeling import TapeForCausalLM
-from tape.positions import ENCODINGS
-from tape.results import differences, load
-from tape.results.runs import read_saved
-from tape.settings.groups import ABLATIONS
-from tape.statistics import (
+from tape.cli.settings.groups import ABLATIONS
+from tape.core.statistics import (
     exchange_p,
     per_seed,
     sign_flip_p,
@@ -27,6 +22,11 @@ from tape.statistics import (
     student,
     weighted_mean,
 )
+from tape.encodings import ENCODINGS
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM
+from tape.results import differences, load
+from tape.results.runs import read_saved
 from tape.tasks.synthetic.suite import rows_of
 from tape.tasks.synthetic.synthetic_task import FOLDER
 

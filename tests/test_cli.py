@@ -24,15 +24,15 @@ from commands import ROOT, run_command
 from script_folder import lay_out
 from torch.distributed.run import get_args_parser
 
-import tape.commands.__main__ as cli
+import tape.cli.__main__ as cli
 from tape import parsers
-from tape.settings.composition import compose_run
-from tape.settings.groups import options
+from tape.cli.settings.composition import compose_run
+from tape.cli.settings.groups import options
 
 # Ends at the first command that does not end as it should, or that imports torch.
 ENDED_AT_ONCE = """
 import contextlib, io, sys
-import tape.commands.__main__ as cli
+import tape.cli.__main__ as cli
 for words in sys.stdin.read().splitlines():
     sys.argv[1:] = words.split()
     streams = io.StringIO(), io.StringIO()
@@ -96,7 +96,7 @@ def test_help_lists_groups_and_composed_settings(tmp_path):
 
 INSTALLED = f"""import sys
 sys.path[0] = {str(ROOT)!r}
-import tape.commands.__main__ as cli
+import tape.cli.__main__ as cli
 cli.main()
 """
 
@@ -130,7 +130,7 @@ def test_the_table_names_every_command_of_the_project():
         for path in (ROOT / room).rglob("*.py")
         if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
     }
-    assert {*cli.TARGETS.values()} == programs - {"tape.commands.__main__"}
+    assert {*cli.TARGETS.values()} == programs - {"tape.cli.__main__"}
 
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
@@ -256,11 +256,11 @@ def check_call(program: str, words: list[str], project: Path) -> None:
     if program in launchers:
         found = launchers[program]().parse_args(words[program == "accelerate" :])
         words = [found.training_script, *found.training_script_args]
-    if words[:2] == ["-m", "tape.commands"]:
+    if words[:2] == ["-m", "tape.cli"]:
         program, words = "tape", words[2:]
     if program == "tape":
         file = f"{words[0]}.py"  # of `tape train` and `tape sweep`
-        words[:1] = [file] if (ROOT / file).is_file() else ["-m", "tape.commands", words[0]]
+        words[:1] = [file] if (ROOT / file).is_file() else ["-m", "tape.cli", words[0]]
     if words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
         # find_spec("pip") would take setuptools' distutils from torch.compile.
         assert words[1] in packages_distributions(), words
@@ -305,7 +305,7 @@ def check_arguments(words: tuple[str, ...]) -> None:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         patch.setattr("tape.parsers.model_folder", Path)
         patch.setattr("scrolls.parsers.model_folder", Path)
-        patch.setattr("tape.command.Existing.__call__", argparse._StoreAction.__call__)
+        patch.setattr("tape.core.command.Existing.__call__", argparse._StoreAction.__call__)
         run_command(*words, folder=ROOT, succeeds=True)
 
 

@@ -9,9 +9,9 @@ from conftest import refuses
 from submitit.core.utils import DelayedSubmission
 from test_sweep import OUT, folder, make_run, signal_when, trainings  # noqa: F401
 
-from tape.settings.composition import composed
-from tape.sweep import cluster
-from tape.sweep.dry_run import scripts_of
+from tape.cli.settings.composition import composed
+from tape.cli.sweep import cluster
+from tape.cli.sweep.dry_run import scripts_of
 
 SBATCH = """#!/bin/sh
 if grep -q 'partition=none' "$1"; then

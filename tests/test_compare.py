@@ -13,12 +13,12 @@ from commands import ROOT, tape
 from conftest import refuses
 from results import add_grid, make_run
 
-from tape import provenance
-from tape.files import write_bytes, write_text
-from tape.provenance import TRAINED
+from tape.core import provenance
+from tape.core.files import write_bytes, write_text
+from tape.core.provenance import TRAINED
+from tape.core.run_folder import register_run
 from tape.results.compare import compare, markdown, read
 from tape.results.report import MARK
-from tape.runs.folder import register_run
 
 
 def make_adder(folder, position, seed=0, outside=1, asked=(), **changes):

@@ -15,13 +15,13 @@ from results import add_metrics, add_passkeys, add_perplexity, change
 from results import make_run as make
 
 from tape import TapeConfig
+from tape.cli.settings.groups import ABLATIONS
+from tape.core.files import write_text
+from tape.core.statistics import differences
 from tape.evaluation.curves import ABOUT, binned, context_gain, read_evaluation, write
 from tape.evaluation.windows import ALIKE, CONVENTIONS, strides_of, windows_of
-from tape.files import write_text
 from tape.results.compare import compare, markdown, read
 from tape.results.figures import curves
-from tape.settings.groups import ABLATIONS
-from tape.statistics import differences
 from tape.tasks.passkey.sequences import Passkeys
 
 

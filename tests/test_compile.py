@@ -8,7 +8,8 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
 from transformers.integrations.executorch import convert_and_export_with_cache
 
-from tape.positions import ENCODINGS, sampling
+from tape.encodings import ENCODINGS
+from tape.positions import sampling
 
 # Each has code of its own that is compiled; arguments that only change numbers are left out.
 COMPILED = [*ENCODINGS, "extended_dca", "mixed_tape", "path_gate", "rope_pose"]

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfi
 import tape
 from tape import TapeConfig, TapeForCausalLM, TapeModel
 from tape.attention import backends as attention
-from tape.positions import ENCODINGS
+from tape.encodings import ENCODINGS
 
 ROTATING = ("rope", "tape", "xpos", "randpe", "yarn", "tape_yarn")
 

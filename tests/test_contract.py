@@ -29,7 +29,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tape import TapeForCausalLM
 from tape.attention.backends import KERNELS
-from tape.positions import path
+from tape.encodings import path
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}

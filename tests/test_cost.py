@@ -9,8 +9,8 @@ from conftest import make_config, make_model, random_tokens, refuses
 from tape.analysis import cost
 from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model
 from tape.analysis.gallery import CHANNELS, by_distance, scores
-from tape.positions import ENCODINGS
-from tape.positions.bias import alibi_exponents
+from tape.encodings import ENCODINGS
+from tape.encodings.bias import alibi_exponents
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])

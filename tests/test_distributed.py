@@ -14,7 +14,7 @@ from trained import assert_same_weights, checkpoint_names, losses, weights
 from unequal_labels import sequence
 
 from tape import TapeForCausalLM
-from tape.commands import train
+from tape.cli import train
 from tape.model.checkpoint import fingerprint, load_model
 from tape.training.arguments import check_training
 

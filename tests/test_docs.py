@@ -14,7 +14,7 @@ from pages import PAGES, ROOT, blocks
 
 from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
-from tape.positions import ALIASES, ENCODINGS
+from tape.encodings import ALIASES, ENCODINGS
 from tape.positions.base import Positions
 
 

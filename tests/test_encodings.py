@@ -14,9 +14,9 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tape import TapeConfig, TapeForCausalLM
-from tape.positions import ENCODINGS
+from tape.encodings import ENCODINGS
+from tape.encodings.bias import LearnedBias, alibi_exponents, t5_bucket
 from tape.positions.base import LayerPosition, PositionEncoding
-from tape.positions.bias import LearnedBias, alibi_exponents, t5_bucket
 from tape.positions.rotary import RoPE
 from tape.positions.scores import DENSE_BACKENDS
 

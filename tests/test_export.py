@@ -120,8 +120,8 @@ def test_imports_of_every_form():
         "    from . import validation as validation\n"
         "    return validation\n"
     )
-    assert set(imported) == {"tape.validation", "tape.positions", "tape.positions.sampling"}
-    for line in ("import tape.validation", "from . import validation", "from tape import X"):
+    assert set(imported) == {"tape.core.validation", "tape.positions", "tape.positions.sampling"}
+    for line in ("import tape.core.validation", "from . import validation", "from tape import X"):
         refuses(r"cannot be exported", flatten.rewrite, line, "tape.some")
 
 

@@ -14,11 +14,11 @@ from test_contract import check_against_loops, loops_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeConfig, TapeForCausalLM, parsers
+from tape.encodings.pieces import METHODS
 from tape.evaluation import curves, perplexity
 from tape.evaluation.accuracy import effective_length
 from tape.evaluation.extension import extended
 from tape.evaluation.tables import median_length, read_table
-from tape.positions.pieces import METHODS
 
 T = 40
 MAPS = [

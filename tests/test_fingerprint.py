@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import make_model, refuses
 
-from tape import provenance as origin
+from tape.core import provenance as origin
+from tape.encodings import ENCODINGS
 from tape.model.checkpoint import load_model
-from tape.positions import ENCODINGS
 
 ROOMS = {
     "attention": ("backends", "cpu", "flash", "flex", "gpu", "masks", "payload"),
@@ -19,7 +19,7 @@ ROOMS = {
 }
 PARTS = [(name, encoding.__module__) for name, encoding in ENCODINGS.items()]
 PARTS += [("rope", f"tape.{room}.{each}") for room, names in ROOMS.items() for each in names]
-UNUSED = {"tape.positions.relative", "tape.positions.xpos", "tape.runs.folder"}
+UNUSED = {"tape.encodings.relative", "tape.encodings.xpos", "tape.core.run_folder"}
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_pat
     before = report.read_bytes()
     load_model(finished)
     assert "has changed since" not in capsys.readouterr().err
-    with edited(tmp_path, "tape.positions.tape", other):
+    with edited(tmp_path, "tape.encodings.tape", other):
         for given in ((), (steps,)):  # finished, or to be resumed
             refuses(r"run: the code .* has changed; .*=true$", start, *given)
         assert report.read_bytes() == before

@@ -17,12 +17,12 @@ from trained import assert_same_weights, losses, told_to_stop, weights
 from transformers import AutoTokenizer
 
 from arithmetic.problems import Problems
-from tape.commands import train
+from tape.cli import train
+from tape.core.metrics import read_metrics
 from tape.evaluation.accuracy import effective_length
 from tape.evaluation.tables import median_length
 from tape.results.compare import compare, read
 from tape.results.runs import read_saved
-from tape.runs.metrics import read_metrics
 from tape.tasks.passkey.sequences import Passkeys
 from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.problems import TASKS, Synthetic
@@ -73,7 +73,7 @@ def test_a_run(name, source, position, flags, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.get_vocab() == source.tokenizer().get_vocab()
     words = [folder, "--task", name, "--processes", "1", *flags.split()]
-    run_command("-m", "tape.commands", "evaluate", *words, folder=tmp_path, succeeds=True)
+    run_command("-m", "tape.cli", "evaluate", *words, folder=tmp_path, succeeds=True)
     (run,) = read([folder], "grid" if name == "addition" else name).runs
     assert run.settings["position.name"] in position and len(run.rows)
     parts = shutil.copytree(folder, tmp_path / "parts")
@@ -141,7 +141,7 @@ def evaluated(tmp_path_factory):
     with (folders[2] / "metrics.jsonl").open("a") as file:  # a continuation, not saved yet
         file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
     for folder in folders:
-        words = ("-m", "tape.commands", "evaluate", folder, "--task", "synthetic", "--samples", 10)
+        words = ("-m", "tape.cli", "evaluate", folder, "--task", "synthetic", "--samples", 10)
         run_command(*words, folder=place, succeeds=True)
     return folders
 

@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend
 from tape.attention import backends as attention
 from tape.attention import flex, gpu
 from tape.attention.payload import Request, Values
-from tape.positions import ENCODINGS
+from tape.encodings import ENCODINGS
+from tape.encodings.bias import SlopeBias
 from tape.positions.base import Positions
-from tape.positions.bias import SlopeBias
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 H, T, D = 4, 9, 16

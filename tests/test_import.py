@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from tape import TapeForCausalLM
-from tape.commands import train
+from tape.cli import train
+from tape.core.files import sha256_of
 from tape.data import TextCorpus, train_tokenizer
-from tape.files import sha256_of
 from tape.imports import named
 from tape.imports.models import import_model
 from tape.model.checkpoint import identified, load
@@ -42,7 +42,7 @@ PARTS |= {f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"}
 PARTS |= {"self_attn.o_proj": "attn_output"}
 PARTS |= {f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"}
 PARTS |= {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
-IMPORT = ("-m", "tape.commands", "import")
+IMPORT = ("-m", "tape.cli", "import")
 WORDS = "two sheep and  some goats"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
@@ -285,9 +285,7 @@ def test_an_import_is_whole_or_nothing(tmp_path, tokenizer, monkeypatch):
         ("some/model", "new"): r"some/model is neither a file, a folder nor in the hub's cache",
     }
     for (source, target), message in refusals.items():
-        outcome = run_command(
-            "-m", "tape.commands", "import", source, "--out", target, folder=tmp_path
-        )
+        outcome = run_command("-m", "tape.cli", "import", source, "--out", target, folder=tmp_path)
         assert outcome.status == 1 and len(outcome.lines) == 1, outcome.err
         assert re.search(message, outcome.err), outcome.err
     full = OSError(28, "No space left on device")
@@ -406,7 +404,7 @@ def test_a_gguf_file_is_verified_measured_adapted_exported_and_generates(tmp_pat
     write_gguf(tmp_path / "a.gguf", make("llama"), tokenizer, "Q8_0")
 
     def run(*words):
-        return run_command("-m", "tape.commands", *words, folder=tmp_path, succeeds=True).out
+        return run_command("-m", "tape.cli", *words, folder=tmp_path, succeeds=True).out
 
     run("import", "a.gguf", "--out", "base")
     assert run("verify", "base").endswith("\n\nequal\n")
@@ -444,9 +442,9 @@ def test_a_family_is_measured_adapted_by_tape_and_measured_again(tmp_path, token
 
     def measured(model):
         scored = ("--data", "text", "--files", text, "--lengths", "32", "64")
-        run("-m", "tape.commands", "perplexity", "--model", model, *scored, "--out", f"{model}.csv")
+        run("-m", "tape.cli", "perplexity", "--model", model, *scored, "--out", f"{model}.csv")
         asked = ("--max_tokens", "600", "--interval", "600", "--num_tests", "1", "--depths", "1")
-        run("-m", "tape.commands", "evaluate", model, "--task", "passkey", *asked, "--name", "keys")
+        run("-m", "tape.cli", "evaluate", model, "--task", "passkey", *asked, "--name", "keys")
         (keys,) = tmp_path.glob(f"**/{model}/keys/passkey.csv")
         assert {*pd.read_csv(keys)["n"]} == {1}
         losses = pd.read_csv(tmp_path / f"{model}.csv")

@@ -10,9 +10,9 @@ from conftest import CACHE_EDITS, CACHES, in_pieces, make_cache, make_model, ran
 from transformers import DataCollatorWithFlattening
 
 from tape.data.blocks import as_example
+from tape.encodings import ENCODINGS
 from tape.model.indices import number_documents
 from tape.model.inputs import PACKED
-from tape.positions import ENCODINGS
 from tape.training.text import separate
 
 pytestmark = pytest.mark.usefixtures("without_gradients")

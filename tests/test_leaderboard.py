@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from conftest import refuses
 
-from tape.commands import leaderboard as board
-from tape.provenance import TRAINED
+from tape.cli import leaderboard as board
+from tape.cli.settings.composition import compose_run
+from tape.core.provenance import TRAINED
 from tape.results.runs import settings_of, write_runs
-from tape.settings.composition import compose_run
-from tape.settings.schema import RunSettings
+from tape.training.settings import RunSettings
 
 TITLED = {column.title.split()[0]: column for column in board.COLUMNS}
 TEXT, BIGRAMS, TIME = TITLED["text"], TITLED["bigrams"], TITLED["decoding"]

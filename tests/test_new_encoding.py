@@ -13,12 +13,12 @@ from conftest import make_model, random_tokens, refuses
 from omegaconf import OmegaConf
 
 from tape import TapeForCausalLM
-from tape.commands import new_encoding
-from tape.files import write_text
-from tape.positions import ENCODINGS
+from tape.cli import new_encoding
+from tape.core.files import write_text
+from tape.encodings import ENCODINGS
 
-MODULE, YAML = "tape/positions/wave.py", "config/position/wave.yaml"
-REGISTRY, LOOPS = "tape/positions/__init__.py", "tests/references.py"
+MODULE, YAML = "tape/encodings/wave.py", "config/position/wave.yaml"
+REGISTRY, LOOPS = "tape/encodings/__init__.py", "tests/references.py"
 WRITTEN = [LOOPS, YAML, MODULE, REGISTRY]
 
 
@@ -51,10 +51,10 @@ def test_a_new_encoding_trains_at_once(tmp_path, monkeypatch, capsys):
         done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
     registry = (checkout / REGISTRY).read_text()
-    assert "from tape.positions.wave import Wave\n" in registry
+    assert "from tape.encodings.wave import Wave\n" in registry
     assert '    "wave": Wave,\n}\n' in registry
 
-    spec = importlib.util.spec_from_file_location("tape.positions.wave", checkout / MODULE)
+    spec = importlib.util.spec_from_file_location("tape.encodings.wave", checkout / MODULE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(ENCODINGS, "wave", module.Wave)

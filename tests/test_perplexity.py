@@ -15,6 +15,8 @@ from conftest import VOCABULARY, make_model, random_tokens, refuses
 from script_folder import commands_of, lay_out, start
 
 from tape import TapeForCausalLM, parsers
+from tape.core import run_folder as runs
+from tape.core.files import write_text
 from tape.evaluation import perplexity as entry
 from tape.evaluation import scoring
 from tape.evaluation.curves import figure_of, read_curves, read_evaluation
@@ -29,8 +31,6 @@ from tape.evaluation.windows import (
     strides_of,
     windows_of,
 )
-from tape.files import write_text
-from tape.runs import folder as runs
 
 PG19 = "../data/pg19_test.bin"
 TOKENS = 70
@@ -345,7 +345,7 @@ def test_the_papers_command_line(lines, expected, tmp_path, monkeypatch):
         assert re.fullmatch(expected, done.communicate()[0]) and done.returncode == 1
         return
     ((option, module, command, *arguments),) = commands_of(*given, **variables)
-    assert (option, module, command) == ("-m", "tape.commands", "perplexity")
+    assert (option, module, command) == ("-m", "tape.cli", "perplexity")
     found = vars(parsers.perplexity(arguments))
     paper = {"model": Path("output/llama_adape"), "data": "../data/proof_pile.bin"}
     paper |= {"lengths": [1024, 2048, 4096, 8192], "convention": "paper"}

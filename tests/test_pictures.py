@@ -13,7 +13,7 @@ from test_tables import CONTRASTS, TABLES
 
 from benchmarks import growth, parsers, speed
 from tape.analysis import state
-from tape.commands.leaderboard import leaderboard
+from tape.cli.leaderboard import leaderboard
 from tape.evaluation.figures import write_figure
 from tape.results import rates
 from tape.results.figures import write_figures

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tape import progress
+from tape.core import progress
 
 
 @pytest.mark.parametrize("seconds", [0, 1000])

@@ -7,10 +7,10 @@ from omegaconf import OmegaConf
 from results import add_metrics
 from results import make_run as make
 
-from tape.files import write_text
+from tape.cli.settings.groups import CONFIG
+from tape.core.files import write_text
 from tape.results.rates import choices, draw, read_finished, table
 from tape.results.runs import read_all
-from tape.settings.groups import CONFIG
 
 LOSSES = {"rope": (3.0, 2.5, 2.75), "tape": (2.9, 2.7, 2.6)}  # at RATES
 RATES = (0.001, 0.002, 0.004)

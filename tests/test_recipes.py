@@ -18,11 +18,11 @@ from torch.optim import AdamW
 from transformers import TrainingArguments, get_scheduler
 
 from tape import TapeConfig
+from tape.cli.settings import composition as command
+from tape.cli.settings.groups import options
+from tape.encodings import ALIASES, ENCODINGS
 from tape.model.adapters import Method
 from tape.model.layer import Attention
-from tape.positions import ALIASES, ENCODINGS
-from tape.settings import composition as command
-from tape.settings.groups import options
 from tape.training.arguments import check_training
 from tape.training.optimizer import Muon, MuonWithAdamW, check_rates, parameter_groups
 from tape.training.trainer import LanguageModelTrainer

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from conftest import in_pieces, make_cache, make_model, random_tokens, refuses
 from transformers import QuantizedCache
 
+from tape.encodings.wall import within
 from tape.positions.base import Positions, Tokens
-from tape.positions.wall import within
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}
 # The greatest error of keys or scores, in float32 and bfloat16; of rotated keys, rounded phases.

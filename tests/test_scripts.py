@@ -18,9 +18,9 @@ from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
 from test_scrolls import make_base
 
-from tape.commands.__main__ import TARGETS
-from tape.settings.composition import compose_run
-from tape.settings.groups import options
+from tape.cli.__main__ import TARGETS
+from tape.cli.settings.composition import compose_run
+from tape.cli.settings.groups import options
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_llama_is_extended_by_the_papers_command(project, text, method):
     assert "weights train:" in trained.out
     assert f"report are in output/llama_{method}" in trained.out
     form = "tape" if method == "adape" else "llama"
-    command = f"-m tape.commands export output/llama_{method} --out plain --format {form}"
+    command = f"-m tape.cli export output/llama_{method} --out plain --format {form}"
     run_command(*command.split(), folder=project, succeeds=True)
     config = json.loads((project / "plain" / "config.json").read_text())
     assert config["model_type"] == form
@@ -427,7 +427,7 @@ def test_all_columns_of_the_leaderboard(project):
     trained = [run for run in found if run[0] == "train"]
     assert len(trained) == 8 + 1 and all(given(run, "seed") == ["7"] for run in trained)
     folders = [f"output/compare_leaderboard_{sweep}" for sweep in ("suite", "passkey")]
-    assert found[-1] == ["-m", "tape.commands", "leaderboard", *folders]
+    assert found[-1] == ["-m", "tape.cli", "leaderboard", *folders]
     only = {"TYPES": "rope", "SEEDS": "7", "SWEEPS": "suite passkey", "TASKS": "flip_flop"}
     few = commands_of(project, "leaderboard.sh", **only)
     trained = [words for words in few if words[0] == "train"]

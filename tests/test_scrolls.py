@@ -30,7 +30,7 @@ from scrolls.sample import DECISIONS, write_sample
 from scrolls.scrolls_task import TrainingRows
 from scrolls.tasks import BENCHMARK, TASKS
 from tape import TapeForCausalLM
-from tape.commands import train
+from tape.cli import train
 from tape.evaluation.questions import Batch, Question
 from tape.model.loss import IGNORED
 

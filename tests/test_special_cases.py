@@ -10,8 +10,8 @@ from transformers.models.phi.modeling_phi import PhiConfig, PhiRotaryEmbedding, 
 from x_transformers import x_transformers
 
 from tape import TapeForCausalLM
+from tape.encodings.grape_ap import PathIntegral
 from tape.positions.base import Positions, Tokens
-from tape.positions.grape_ap import PathIntegral
 from tape.positions.rotary import apply_rotary
 
 pytestmark = pytest.mark.usefixtures("without_gradients")

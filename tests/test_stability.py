@@ -18,9 +18,9 @@ from tape.analysis import inside, visualize
 from tape.analysis.inside import look_inside, models
 from tape.analysis.stability import attention_change, dot_change, moved
 from tape.analysis.state import INTERVENTIONS, intervene, losses_of, phase_by_distance
+from tape.core.provenance import TRAINED
+from tape.core.statistics import student
 from tape.positions.rotary import RotaryLayer
-from tape.provenance import TRAINED
-from tape.statistics import student
 
 LENGTH = 12
 IDS = random_tokens(1, LENGTH)[0]

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from scipy.stats import mannwhitneyu, ttest_1samp, ttest_rel
 
-from tape import statistics
-from tape.statistics import differences, exchange_p, holm, sign_flip_p, smallest_detectable
+from tape.core import statistics
+from tape.core.statistics import differences, exchange_p, holm, sign_flip_p, smallest_detectable
 
 
 def test_shares():

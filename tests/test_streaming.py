@@ -20,7 +20,7 @@ from conftest import composed, refuses
 from shards import name_of, record, shard_bytes, text_of, write_shards
 from trained import assert_same_weights, losses, weights
 
-from tape.commands import train
+from tape.cli import train
 from tape.data import C4Corpus, StreamedBlocks, train_tokenizer
 from tape.data import blocks as blocks_module
 from tape.data import c4 as streaming_module

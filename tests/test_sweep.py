@@ -18,10 +18,10 @@ from commands import ROOT
 from omegaconf import OmegaConf
 from trained import locked
 
-from tape.files import write_text
-from tape.sweep import compose, engine
-from tape.sweep.compose import Run
-from tape.sweep.engine import perform
+from tape.cli.sweep import compose, engine
+from tape.cli.sweep.compose import Run
+from tape.cli.sweep.engine import perform
+from tape.core.files import write_text
 
 STAND_IN = """
 import os, pathlib, signal, sys, time
@@ -67,7 +67,7 @@ def folder(tmp_path, monkeypatch):
     Path("config").mkdir()
     Path("config/train.yaml").write_text("length: 64\n")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    worker = (sys.executable, "-S", "-m", "tape.sweep.worker", "stand_in")
+    worker = (sys.executable, "-S", "-m", "tape.cli.sweep.worker", "stand_in")
     monkeypatch.setattr(engine, "WORKER", worker)
     monkeypatch.setattr(compose, "CONFIG", Path("config"))
     monkeypatch.setattr(compose, "CODE", [Path("positions"), Path("model")])
@@ -301,4 +301,4 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(cluster, tmp_path, text):
     recorded = (folder / "output" / "e_alibi_0" / "run.json").read_text()
     assert "evaluate" not in recorded  # it has no influence on the weights
     *_, origin = json.loads((folder / "output" / "e_alibi_0" / "origin.json").read_text())
-    assert "-m tape.commands train experiment=quick " in origin["command"]
+    assert "-m tape.cli train experiment=quick " in origin["command"]

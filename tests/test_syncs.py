@@ -7,8 +7,8 @@ from every_encoding import in_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from tape.encodings import absolute
 from tape.model import indices, inputs
-from tape.positions import absolute
 
 aten = torch.ops.aten
 READS = {

@@ -10,12 +10,12 @@ import pytest
 from pages import RESULTS, ROOT, blocks, rows_of
 
 from tape.analysis import stability, state, visualize
-from tape.commands.leaderboard import leaderboard
+from tape.cli.leaderboard import leaderboard
+from tape.cli.settings.groups import ABLATIONS
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.results import differences, load
 from tape.results.compare import markdown
 from tape.results.rows import read
-from tape.settings.groups import ABLATIONS
 from tape.tasks.synthetic.suite import suite
 
 ACROSS = ["data.abacus_offset", "task.original_fault"]  # of earlier versions

@@ -192,6 +192,6 @@ def test_the_command(tmp_path, caplog):
 )
 def test_refusals_are_one_line(name, words, message, tmp_path):
     folder, words = make_run(tmp_path / "run", name), ["--task", *words.split()] if words else []
-    done = run_command("-m", "tape.commands", "evaluate", folder, *words, folder=tmp_path)
+    done = run_command("-m", "tape.cli", "evaluate", folder, *words, folder=tmp_path)
     assert done.status and len(done.lines) == 1 and re.search(message, done.lines[0])
     assert not [path for path in folder.iterdir() if path.is_dir()]

@@ -22,7 +22,8 @@ from test_scrolls import make_base
 import tape.tasks.evaluate as entry
 from arithmetic.addition_task import GRID, GridQuestions
 from arithmetic.problems import Problems
-from tape import TapeForCausalLM, parsers, provenance
+from tape import TapeForCausalLM, parsers
+from tape.core import provenance
 from tape.evaluation import journal as workers
 from tape.evaluation.journal import FILE, join
 from tape.evaluation.questions import Questions, greedy
@@ -223,7 +224,7 @@ def test_several_processes_equal_one_and_end_with_it(name, folder, tmp_path):
     whole, place = make_run(tmp_path / "whole" / "run", name), folder / CASES[name].place
     evaluate(whole, name)
     several = command(folder, name, "--processes 2")
-    words = [sys.executable, "-m", "tape.commands", "evaluate", *several]
+    words = [sys.executable, "-m", "tape.cli", "evaluate", *several]
     started = subprocess.Popen(words, cwd=ROOT)
     while started.poll() is None and not journal(place).exists():
         time.sleep(0.02)

@@ -15,13 +15,13 @@ from conftest import refuses
 from test_data import DOCUMENTS, bad, lines_of
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
 
+from tape.core.files import new_folder, write_text
 from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
 from tape.data import blocks as blocks_module
 from tape.data.blocks import TokenBlocks, TokenStream, TrainingOrder
 from tape.data.ngrams import NGrams
 from tape.data.tokenizer import load_tokenizer
 from tape.evaluation.windows import Window
-from tape.files import new_folder, write_text
 from tape.training.report import counted
 
 

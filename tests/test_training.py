@@ -24,10 +24,10 @@ from conftest import refuses
 from trained import assert_same_weights, checkpoint_names, locked, losses, told_to_stop, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape.commands.train import STOPPED
-from tape.runs.folder import SAVING, last_complete, register_run, remove_old, verify_checkpoint
-from tape.runs.folder import locked as lock
-from tape.runs.metrics import read_metrics
+from tape.cli.train import STOPPED
+from tape.core.metrics import read_metrics
+from tape.core.run_folder import SAVING, last_complete, register_run, remove_old, verify_checkpoint
+from tape.core.run_folder import locked as lock
 from tape.training.callbacks import Console, NonFiniteLoss, StopAndNaNCallback, Stopped, peak_memory
 from tape.training.trainer import LanguageModelTrainer
 
@@ -312,7 +312,7 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):
 
 TERMINATED = """
 import signal
-from tape.commands import train
+from tape.cli import train
 train.settings_of = lambda cfg: signal.raise_signal(signal.SIGTERM)
 train.main()
 """

@@ -12,7 +12,7 @@ from tape.analysis import verify as certificate
 from tape.analysis.verify import verify
 from tape.model.checkpoint import load_model
 
-COMMAND = ("-m", "tape.commands", "verify")
+COMMAND = ("-m", "tape.cli", "verify")
 
 
 @pytest.mark.parametrize("name", [*PLAIN, "qwen3, windows", "smollm3, windows"])

@@ -30,12 +30,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
+from tape.core.files import write_text
 from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus, train_tokenizer
 from tape.data.blocks import TokenStream, encode, tokenizer_fingerprint
 from tape.data.text_bytes import text_bytes
 from tape.data.tokenizer import load_tokenizer
 from tape.evaluation.texts import open_text
-from tape.files import write_text
 from tape.model.configuration import TapeConfig
 from tape.model.tokenizer import read_tokenizer
 from tape.training.build import adapt_model, build_model

@@ -48,7 +48,7 @@ def test_commands_of_the_mission_run(tmp_path):
     assert shipped == {path.relative_to(ROOT) for path in ROOT.glob("config/**/*.yaml")}
 
     def installed(*words):
-        return run("-m", "tape.commands", *words, folder=tmp_path, path=site)
+        return run("-m", "tape.cli", *words, folder=tmp_path, path=site)
 
     assert installed("--version") == f"tape {tape.__version__}\n"
     (tmp_path / "texts").mkdir()

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from transformers import AutoModelForCausalLM
 
-from tape.runs.metrics import read_metrics
+from tape.core.metrics import read_metrics
 from tape.training.callbacks import StopAndNaNCallback
 
 

@@ -18,17 +18,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from tape import provenance
 from tape.attention import blockwise
+from tape.core import provenance
+from tape.core.files import write_text
+from tape.core.progress import track
+from tape.encodings import ENCODINGS
 from tape.evaluation.tables import markdown_table
-from tape.files import write_text
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.parsers import SHAPE, Shape
-from tape.positions import ENCODINGS
 from tape.positions.base import Positions
 from tape.positions.scores import ScoreBias
-from tape.progress import track
 
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")

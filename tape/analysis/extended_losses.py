@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from tape.core.files import reading, write_text
+from tape.core.statistics import differences
 from tape.evaluation.figures import curve, log_axes, write_figure
 from tape.evaluation.tables import markdown_table, over_seeds, write_rows
-from tape.files import reading, write_text
-from tape.statistics import differences
 
 TRAINED, LONGEST = 8192, 16384
 # The last positions of texts of some lengths, as far as the bins of tape perplexity go.

@@ -16,12 +16,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tape import provenance
 from tape.analysis.cost import configuration
+from tape.core import provenance
+from tape.core.files import write_text
+from tape.encodings import canonical
 from tape.evaluation.figures import side_by_side, write_figure
-from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
-from tape.positions import canonical
 
 HEADS, CHANNELS = 4, 32  # of a head
 SHAPE = {"layers": 1, "hidden": HEADS * CHANNELS, "heads": HEADS, "kv_heads": None}

@@ -15,13 +15,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from tape import provenance
-from tape.command import in_one_line, is_expected
+from tape.core import provenance
+from tape.core.command import in_one_line, is_expected
+from tape.core.files import write_text
+from tape.core.provenance import TRAINED
 from tape.evaluation.texts import open_text
-from tape.files import write_text
 from tape.model.checkpoint import check_length, fingerprint, read_config
 from tape.model.modeling import TapeForCausalLM
-from tape.provenance import TRAINED
 from tape.results.rows import grouped
 from tape.results.runs import Run, settings_of
 from tape.training.build import check_memory

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tape.analysis.inside import carry_out, check_size, dot_products, look_inside, windows
+from tape.core.progress import track
+from tape.core.statistics import student
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
-from tape.progress import track
-from tape.statistics import student
 
 SHOWN = (1, 2, 4, 8)  # layers in the paper's table
 PAPER = Path(__file__).with_name("table8.csv")

@@ -23,16 +23,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from tape.analysis import inside
+from tape.core.progress import track
+from tape.core.statistics import student
+from tape.core.validation import look_up
+from tape.encodings.tape import Tape, TapeLayer
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model import checkpoint
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.base import Prepared, Tokens
-from tape.positions.tape import Tape, TapeLayer
-from tape.progress import track
-from tape.statistics import student
 from tape.training.build import check_memory
-from tape.validation import look_up
 
 BATCH = 8  # windows per batch
 NONE = "none"

@@ -20,15 +20,15 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from tape.core.files import read_object
+from tape.encodings.mixed import Mixed
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table
 from tape.export.family import family_config
-from tape.files import read_object
 from tape.model.checkpoint import CONFIG, load_model
 from tape.model.configuration import TapeConfig
 from tape.model.families import WRITTEN
 from tape.model.modeling import TapeForCausalLM
-from tape.positions.mixed import Mixed
 
 BEYOND = 1.5  # times the trained length
 PIECES = 8  # of the tokens, when they are fewer than the positions

@@ -18,10 +18,10 @@ from tape.attention.flash import flash, ragged
 from tape.attention.masks import Batch, Seen, build_mask
 from tape.attention.payload import Attended, Request, Values, per_query_head
 from tape.attention.shifted_sparse import check_backend, padding, shifted_groups
-from tape.positions import ENCODINGS
+from tape.core.tensor_validation import refuse_unless
+from tape.core.validation import suggestion
+from tape.encodings import ENCODINGS
 from tape.positions.scores import ScoreBias, masked
-from tape.tensor_validation import refuse_unless
-from tape.validation import suggestion
 
 Kernel = Callable[[Request], Attended]
 

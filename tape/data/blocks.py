@@ -19,10 +19,10 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from tape.core.files import new_folder, read_or_discard
+from tape.core.progress import track
 from tape.data.corpora import Corpus, Split
 from tape.data.tokenizer import unknown_id, vocabulary_size
-from tape.files import new_folder, read_or_discard
-from tape.progress import track
 
 log = logging.getLogger(__name__)
 

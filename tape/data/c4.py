@@ -26,6 +26,8 @@ from fsspec.core import url_to_fs
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
+from tape.core.files import read_object, write_text
+from tape.core.validation import check_flag, check_integer, check_path, check_text
 from tape.data.blocks import (
     as_example,
     batches,
@@ -36,8 +38,6 @@ from tape.data.blocks import (
 )
 from tape.data.corpora import Corpus, Split
 from tape.data.readers import rows_of, texts
-from tape.files import read_object, write_text
-from tape.validation import check_flag, check_integer, check_path, check_text
 
 NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
 OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-\d{5}\.json\.gz")

@@ -15,8 +15,8 @@ from typing import Literal, NoReturn
 
 from huggingface_hub import hf_hub_download
 
+from tape.core.validation import check_fraction, check_path, check_text
 from tape.data.readers import PLAIN, documents, reading
-from tape.validation import check_fraction, check_path, check_text
 
 Split = Literal["train", "validation"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]

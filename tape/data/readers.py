@@ -25,7 +25,7 @@ from datasets.data_files import DataFilesDict, DataFilesList
 from fsspec.compression import register_compression
 from fsspec.utils import compressions
 
-from tape.validation import encodable
+from tape.core.validation import encodable
 
 PLAIN = (".txt", ".md", ".rst", ".py")  # a file is a document
 FORM = (

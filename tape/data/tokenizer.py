@@ -11,10 +11,10 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tape.core.files import new_folder, read_or_discard
+from tape.core.validation import check_text
 from tape.data.corpora import Corpus
-from tape.files import new_folder, read_or_discard
 from tape.model.tokenizer import read_tokenizer
-from tape.validation import check_text
 
 log = logging.getLogger(__name__)
 

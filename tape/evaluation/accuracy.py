@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from tape.core.files import read_object, reading, write_text
+from tape.core.statistics import of_share, weighted_mean
 from tape.evaluation.questions import Answer, Batch
 from tape.evaluation.tables import median_length, read_table, write_rows
 from tape.evaluation.view import Asked, Evaluation, View, select
-from tape.files import read_object, reading, write_text
-from tape.statistics import of_share, weighted_mean
 
 SUMMARY = "summary.json"
 EFFECTIVE = 0.85  # of the accuracy at the shortest length

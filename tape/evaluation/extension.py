@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from tape.encodings import single
+from tape.encodings.pieces import METHODS
 from tape.model.checkpoint import read_config
-from tape.positions import single
-from tape.positions.pieces import METHODS
 
 SCALED = ("rope", "tape")  # encodings that take one
 

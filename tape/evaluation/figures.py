@@ -1,4 +1,4 @@
-"""Figures of rows in long form (tape/statistics.py): curves and heat maps; as files."""
+"""Figures of rows in long form (tape/core/statistics.py): curves and heat maps; as files."""
 
 import io
 import math
@@ -16,9 +16,9 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from tape.core.files import write_bytes
+from tape.core.statistics import per_seed, table, weighted_mean
 from tape.evaluation.view import Asked, HeatMap, Limits, Panel, select
-from tape.files import write_bytes
-from tape.statistics import per_seed, table, weighted_mean
 
 PER_ROW = 4  # heat maps side by side
 SIDE = 3.6  # inches of a heat map

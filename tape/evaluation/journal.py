@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from tape.files import reading, write_text
+from tape.core.files import reading, write_text
+from tape.core.progress import track
+from tape.core.run_folder import differences, locked
 from tape.model.checkpoint import REWRITTEN, load, state_of_files
 from tape.model.modeling import TapeForCausalLM
-from tape.progress import track
-from tape.runs.folder import differences, locked
 
 FILE = "parts.jsonl"
 # Files and folders of the run itself, in its folder.

@@ -25,13 +25,13 @@ except ModuleNotFoundError as missing:
         f"error: {missing.name} is missing: EXTRAS=eval bash script/setup.sh"
     ) from missing
 
+from tape.core.files import check_folder, check_replaceable, read_object, reading, write_text
+from tape.core.run_folder import locked
 from tape.evaluation.chat import check_template
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.scoring import DTYPES
-from tape.files import check_folder, check_replaceable, read_object, reading, write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.generation import end_tokens
-from tape.runs.folder import locked
 
 # Its warnings are about settings of its own command line.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)

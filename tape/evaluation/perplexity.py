@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import transformers
 
+from tape.core.files import check_folder, reading
+from tape.core.provenance import TRAINED
 from tape.evaluation import scoring
 from tape.evaluation.curves import Binned, binned, figure_of, read_curves, scoring_note, write
 from tape.evaluation.extension import extended, extension
@@ -18,10 +20,8 @@ from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.texts import Text, open_text
 from tape.evaluation.windows import SPREAD, Batch, batches_of, strides_of, windows_of
-from tape.files import check_folder, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
-from tape.provenance import TRAINED
 
 
 def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:

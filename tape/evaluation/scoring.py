@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tape.core.progress import track
 from tape.evaluation.windows import Batch, Window, batches_of
 from tape.model.modeling import TapeForCausalLM
-from tape.progress import track
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOGITS = 2**21  # to hold at once: 8 MiB in float32

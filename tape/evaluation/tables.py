@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from tape.files import reading, write_text
-from tape.statistics import student
+from tape.core.files import reading, write_text
+from tape.core.statistics import student
 
 Row = dict[str, str]
 NUMBER = r"\d{1,17}(\.\d+)?(e[+-]?\d{1,3})?|inf"

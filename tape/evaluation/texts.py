@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 import tape.data
+from tape.core.files import read_object, reading
+from tape.core.provenance import TRAINED
+from tape.core.validation import suggestion
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.data.blocks import FACTS, token_fingerprint
 from tape.data.corpora import TextCorpus, WholeText
-from tape.files import read_object, reading
 from tape.parsers import CORPORA, TOKEN_DTYPES
-from tape.provenance import TRAINED
-from tape.validation import suggestion
 
 CHUNK_TOKENS = 2**24  # tokens to read at a time
 TINY, LEAST = 8, 16  # the higher half of a uint32 id is less; pairs of numbers that tell it

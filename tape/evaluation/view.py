@@ -18,8 +18,8 @@ Where = Callable[[pd.DataFrame], pd.Series]  # whether each row is taken
 
 class Evaluation(NamedTuple):
     """A finished evaluation: its settings, with the hash of the weights as `model`, and rows in
-    long form (tape/statistics.py) with columns `measure`, conditions (NaN where they do not apply)
-    and `unit`."""
+    long form (tape/core/statistics.py) with columns `measure`, conditions (NaN if they do not
+    apply) and `unit`."""
 
     asked: Asked
     rows: pd.DataFrame

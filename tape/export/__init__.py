@@ -18,15 +18,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase, logging
 
+from tape.core.files import let_others_read, new_folder, read_object
+from tape.core.run_folder import CONFIGURATION, HASHES, verify_checkpoint
 from tape.export.card import base_of, model_card
 from tape.export.family import family_config, write_config
 from tape.export.flatten import flat_modules, flat_name
-from tape.files import let_others_read, new_folder, read_object
 from tape.model.checkpoint import load_model
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
 from tape.model.tokenizer import read_tokenizer
-from tape.runs.folder import CONFIGURATION, HASHES, verify_checkpoint
 
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently

@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
+from tape.core.provenance import versions
+from tape.encodings import ENCODINGS
+from tape.encodings.tape import Tape
 from tape.model.checkpoint import SHA256
 from tape.model.modeling import TapeForCausalLM
-from tape.positions import ENCODINGS
-from tape.positions.tape import Tape
-from tape.provenance import versions
 
 TEMPLATE = Path(__file__).with_name("card.md")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from transformers import LlamaConfig, PreTrainedConfig
 
+from tape.encodings.absolute import NoPE
+from tape.encodings.mixed import Mixed
 from tape.model import families
 from tape.model.configuration import IDLE, TapeConfig
 from tape.model.modeling import TapeForCausalLM
-from tape.positions.absolute import NoPE
-from tape.positions.mixed import Mixed
 from tape.positions.rotary import RotaryLayer
 
 ROTARY = ("rope", "yarn", "tape", "tape_yarn")  # the latter two, if no layer updates the state

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tape.files import read_object
+from tape.core.files import read_object
 from tape.model.sentencepiece import BYTE, tokenizer_of
 from tape.positions.schedules import ORIGINAL, inverse_frequencies
 

@@ -24,8 +24,7 @@ from huggingface_hub.errors import (
 )
 from transformers import logging
 
-from tape.data.tokenizer import vocabulary_size
-from tape.files import (
+from tape.core.files import (
     let_others_read,
     naming,
     new_folder,
@@ -33,11 +32,12 @@ from tape.files import (
     sha256_of,
     write_text,
 )
+from tape.core.provenance import versions
+from tape.data.tokenizer import vocabulary_size
 from tape.imports.gguf import convert, is_gguf
 from tape.imports.named import NAMED, from_package
 from tape.model.checkpoint import CONFIG, IMPORTED, fingerprint, read_config, weight_files
 from tape.model.tokenizer import read_tokenizer
-from tape.provenance import versions
 
 ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # What a checkpoint consists of. Weights are taken as safetensors alone.

@@ -18,9 +18,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import safe_open
 
+from tape.core.validation import check_arguments, check_flag, check_integer, is_number, look_up
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.base import PositionModule
-from tape.validation import check_arguments, check_flag, check_integer, is_number, look_up
 
 ADAPTER = "adapter_model.safetensors"
 BFLOAT16 = "bfloat16"  # storage of frozen weights

@@ -12,13 +12,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from tape import provenance
-from tape.files import read_object, reading, sha256_of
+from tape.core import provenance
+from tape.core.files import read_object, reading, sha256_of
+from tape.core.validation import check_no_gguf
 from tape.model.adapters import ADAPTER, BFLOAT16, merged, weights_of_encoding
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.model.tokenizer import read_tokenizer
-from tape.validation import check_no_gguf
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files

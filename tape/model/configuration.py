@@ -14,10 +14,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from tape import positions
-from tape.model import families
-from tape.positions.schedules import ORIGINAL, kind_of, rope_of
-from tape.validation import (
+from tape import encodings
+from tape.core.validation import (
     check_flag,
     check_integer,
     check_no_gguf,
@@ -25,6 +23,8 @@ from tape.validation import (
     look_up,
     suggestion,
 )
+from tape.model import families
+from tape.positions.schedules import ORIGINAL, kind_of, rope_of
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
@@ -103,9 +103,9 @@ class TapeConfig(LlamaConfig):
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
-        self.position = positions.configure(self, self.position)
+        self.position = encodings.configure(self, self.position)
         name = self.position["name"]
-        if self.query_temperature is not None and positions.ENCODINGS[name].reads:
+        if self.query_temperature is not None and encodings.ENCODINGS[name].reads:
             raise ValueError(
                 f"query_temperature with position {name!r}, whose positions do not count tokens; "
                 "leave it out, or choose another position"
@@ -226,8 +226,8 @@ class TapeConfig(LlamaConfig):
         cls._check_names(kwargs, others=True)
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
-            new = positions.override(config_dict.get("position"), position)
-            encoding = positions.ENCODINGS[new["name"]]
+            new = encodings.override(config_dict.get("position"), position)
+            encoding = encodings.ENCODINGS[new["name"]]
             config_dict["position"] = encoding.on_checkpoint(new, config_dict)
         # Derived fields are computed together with the fields they derive from.
         for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:

@@ -17,8 +17,8 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from tape.attention.masks import Batch
+from tape.core.tensor_validation import refuse_unless
 from tape.model.cache import cached_keys
-from tape.tensor_validation import refuse_unless
 
 HIDDEN = -1000  # added to a score, this or less leaves no weight in any dtype
 

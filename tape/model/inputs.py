@@ -15,10 +15,10 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from tape.attention import backends
 from tape.attention.masks import Batch, visible_keys
+from tape.core.tensor_validation import refuse_unless
 from tape.model import indices
 from tape.model.cache import GrowingCache, check_kind
 from tape.positions.base import Positions, Tokens
-from tape.tensor_validation import refuse_unless
 
 # Arguments in which transformers' collators tell packed documents.
 PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from tape import positions
+from tape import encodings
 from tape.attention import backends
 from tape.attention.shifted_sparse import check_groups
 from tape.model.configuration import TapeConfig
@@ -44,7 +44,7 @@ class TapePreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: TapeConfig):
         # Configure again: the caller may have changed the position since construction.
-        config.position = positions.configure(config, config.position)
+        config.position = encodings.configure(config, config.position)
         super().__init__(config)
 
     @classmethod
@@ -135,9 +135,9 @@ class TapeModel(TapePreTrainedModel):
         super().__init__(config)
         # No padding_idx: its row would not train, and the padding token may be a real one.
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position = positions.build(config)
+        self.position = encodings.build(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, n, positions.build_layer(self.position, n))
+            DecoderLayer(config, n, encodings.build_layer(self.position, n))
             for n in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
-from tape.files import read_object
+from tape.core.files import read_object
+from tape.core.validation import check_no_gguf
 from tape.model.sentencepiece import from_sentencepiece
-from tape.validation import check_no_gguf
 
 FILE, SETTINGS, PIECES = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 ADDS = ("add_bos_token", "add_eos_token")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PretrainedConfig
 
-from tape.validation import check_arguments, check_integer, look_up
+from tape.core.validation import check_arguments, check_integer, look_up
 
 # Coordinates of queries and keys, and their extent: the number that all are below, None if it is
 # not known without reading them.

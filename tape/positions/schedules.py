@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tape.validation import check_arguments, is_number, suggestion
+from tape.core.validation import check_arguments, is_number, suggestion
 
 ORIGINAL = "original_max_position_embeddings"
 # Schedules that are fixed when the model is built. "dynamic" depends on the input's length, which

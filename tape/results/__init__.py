@@ -7,8 +7,8 @@ curve(rows, x="length")           lines with bands over seeds
 heat(rows, "depth", "length")     maps side by side
 """
 
+from tape.core.statistics import differences, table
 from tape.evaluation.figures import curve, heat
 from tape.results.rows import load
-from tape.statistics import differences, table
 
 __all__ = ["curve", "differences", "heat", "load", "table"]

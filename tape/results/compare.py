@@ -13,17 +13,17 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
-from tape import provenance
+from tape.core import provenance
+from tape.core.files import write_text
+from tape.core.provenance import place_of
+from tape.core.statistics import differences, per_seed
 from tape.evaluation.accuracy import effective_length
 from tape.evaluation.curves import MIN_WINDOWS
 from tape.evaluation.tables import markdown_table, median_length, over_seeds
 from tape.evaluation.view import Column
-from tape.files import write_text
-from tape.provenance import place_of
 from tape.results.figures import write_figures
 from tape.results.rows import RATE, Comparison, kind_of, read
 from tape.results.runs import end, missing_note, view_of, write_runs
-from tape.statistics import differences, per_seed
 
 TEXT = Path(__file__).with_name("table.md").read_text("utf-8")
 WITH_GAIN = {"method", "context gain, nats"}  # titles of tables that need no word about it

@@ -15,16 +15,16 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from tape import provenance, statistics
+from tape.core import provenance, statistics
+from tape.core.files import reading, write_text
+from tape.core.metrics import metric_rows
+from tape.core.provenance import TRAINED, origins
+from tape.core.run_folder import read_configuration
 from tape.evaluation.figures import STYLES, curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
-from tape.files import reading, write_text
-from tape.provenance import TRAINED, origins
 from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, labels_of
 from tape.results.runs import Run, end, missing_note, read_all, settings_of, write_runs
-from tape.runs.folder import read_configuration
-from tape.runs.metrics import metric_rows
 
 LOSS, BLOCKS = "validation loss", "eval_blocks"
 HEAD = """\

@@ -20,12 +20,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from tape import provenance
-from tape.files import check_folder, check_replaceable, write_text
-from tape.progress import track
-from tape.provenance import TRAINED
+from tape.core import provenance
+from tape.core.files import check_folder, check_replaceable, write_text
+from tape.core.progress import track
+from tape.core.provenance import TRAINED
+from tape.core.run_folder import CONFIGURATION
 from tape.results.runs import RESULTS
-from tape.runs.folder import CONFIGURATION
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="tape.results.report">'  # identifies pages of this program

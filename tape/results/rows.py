@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
+from tape.core.run_folder import differences
+from tape.core.statistics import per_seed
+from tape.encodings import ENCODINGS
 from tape.evaluation.view import select
-from tape.positions import ENCODINGS
 from tape.results.runs import CHANGES, EVALUATIONS, Run, names_of, read_all, table_of, view_of
-from tape.runs.folder import differences
-from tape.statistics import per_seed
 
 # Not in labels, unless nothing else tells two rows apart.
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"

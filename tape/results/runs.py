@@ -20,17 +20,17 @@ from typing import Any
 
 import pandas as pd
 
-from tape.command import in_one_line
+from tape.core.command import in_one_line
+from tape.core.files import read_object, reading, write_text
+from tape.core.metrics import metric_rows
+from tape.core.provenance import TRAINED, origins
+from tape.core.run_folder import influential, read_configuration
+from tape.core.validation import check_name
 from tape.evaluation.curves import context_gain
 from tape.evaluation.tables import write_rows
 from tape.evaluation.view import View
-from tape.files import read_object, reading, write_text
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import WEIGHTS, fingerprint
-from tape.provenance import TRAINED, origins
-from tape.runs.folder import influential, read_configuration
-from tape.runs.metrics import metric_rows
-from tape.validation import check_name
 
 RESULTS, SETTINGS = "results.csv", "settings.json"
 CHANGES = ("intervention", "extend")  # of a model by the options of its evaluation
@@ -57,7 +57,7 @@ class Run:
         settings: flat; without the seed, nulls, and settings without influence on the weights.
         asked: by evaluation, the settings of that evaluation.
         rows: columns `evaluation`, `measure`, conditions and FOUND.
-        origin: `tape.provenance.origins`; empty if unknown.
+        origin: `tape.core.provenance.origins`; empty if unknown.
     """
 
     folder: Path

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from tape import parsers
 from tape.analysis.state import load
+from tape.core.run_folder import folder_for_results
 from tape.evaluation import scoring
 from tape.evaluation.chat import ChatQuestions
 from tape.evaluation.extension import extended, extension
@@ -18,7 +19,6 @@ from tape.evaluation.figures import draw_panel, heat_map, write_figure
 from tape.evaluation.journal import OF_THE_RUN, Incomplete, Shard, answering, complete_shard, join
 from tape.evaluation.view import Evaluation
 from tape.model.checkpoint import identified
-from tape.runs.folder import folder_for_results
 from tape.tasks.generated import GeneratedTask
 
 # By name, because addition builds on this package.

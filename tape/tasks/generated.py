@@ -18,21 +18,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, TrainingArguments
 
+from tape.core.files import read_object, reading, write_text
+from tape.core.hashing import splitmix64
+from tape.core.metrics import read_metrics
+from tape.core.validation import check_arguments, check_fraction
 from tape.data.tokenizer import END, PADDING
 from tape.evaluation.accuracy import Accuracy
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.tables import markdown_table
-from tape.files import read_object, reading, write_text
-from tape.hashing import splitmix64
 from tape.model.modeling import TapeForCausalLM
 from tape.parsers import BATCHING
-from tape.runs.metrics import read_metrics
-from tape.settings.schema import RunSettings
 from tape.training.arguments import training_order
 from tape.training.callbacks import reached
 from tape.training.report import facts, headline, publish
+from tape.training.settings import RunSettings
 from tape.training.task import Task
-from tape.validation import check_arguments, check_fraction
 
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 Block = tuple[np.ndarray, np.ndarray]  # tokens and labels (B, T) of sequences

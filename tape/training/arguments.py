@@ -14,7 +14,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import SchedulerType
 
 from tape.model.adapters import without_deprecations
-from tape.settings.schema import RunSettings
+from tape.training.settings import RunSettings
 
 # Fields of TrainingArguments that keep their default, by pattern, and why.
 FIXED = {

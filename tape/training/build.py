@@ -12,14 +12,14 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from tape.core.validation import check_arguments
 from tape.data.tokenizer import vocabulary_size
+from tape.encodings import ENCODINGS, canonical, single
 from tape.model.adapters import ADAPTER, BFLOAT16
 from tape.model.checkpoint import check_finite, fingerprint, with_weights
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
-from tape.positions import ENCODINGS, canonical, single
 from tape.positions.schedules import YARN
-from tape.validation import check_arguments
 
 KEEP = "keep"  # keeps the position of a base model
 LENGTH = "max_position_embeddings"

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 
-from tape.progress import track
-from tape.runs.metrics import validated
+from tape.core.metrics import validated
+from tape.core.progress import track
 
 MORE = 0.2  # further steps, of those until the criterion was reached
 

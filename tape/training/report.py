@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase
 
+from tape.core.files import write_text
+from tape.core.metrics import MetricsFile, read_metrics
 from tape.data.blocks import TokenStream
 from tape.data.ngrams import ORDERS, NGrams
 from tape.data.text_bytes import text_bytes
@@ -17,9 +19,7 @@ from tape.evaluation.figures import write_figure
 from tape.evaluation.scoring import Perplexity, perplexity
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.windows import Window, spread
-from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.metrics import MetricsFile, read_metrics
 
 TEXT = """\
 # {name}

@@ -11,16 +11,15 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
 
-from tape import provenance
 from tape.attention.backends import preferred
+from tape.core import provenance
+from tape.core.metrics import MetricsFile, read_metrics
+from tape.core.run_folder import last_complete, locked, register_run, step_of
 from tape.data import StreamedBlocks
 from tape.model.adapters import Method, adapt, cast_frozen, check_frozen, describe
 from tape.model.checkpoint import check_length, load_model, restore
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.folder import last_complete, locked, register_run, step_of
-from tape.runs.metrics import MetricsFile, read_metrics
-from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_arguments, warn_of_bfloat16
 from tape.training.build import (
     LENGTH,
@@ -32,6 +31,7 @@ from tape.training.build import (
 )
 from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
 from tape.training.optimizer import check_rates
+from tape.training.settings import RunSettings
 from tape.training.task import Task
 from tape.training.text import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer

@@ -8,17 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
+from tape.core.run_folder import step_of
+from tape.core.validation import check_path
 from tape.data.blocks import TokenBlocks, TrainingOrder, tokenize_corpus
 from tape.data.c4 import StreamedBlocks
 from tape.data.corpora import Corpus
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
 from tape.model.modeling import TapeForCausalLM
-from tape.runs.folder import step_of
-from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import write_report
+from tape.training.settings import RunSettings
 from tape.training.task import Task
-from tape.validation import check_path
 
 COUNTED = 2**24  # training tokens at most that the n-gram models of the report are fitted to
 log = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, default_data_collator, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
-from tape.files import let_others_read, write_text, writing
-from tape.hashing import keys_of
+from tape.core.files import let_others_read, write_text, writing
+from tape.core.hashing import keys_of
+from tape.core.metrics import MetricsFile
+from tape.core.provenance import TRAINED
+from tape.core.run_folder import SAVING, clear_unfinished, finalize_checkpoint, remove_old, step_of
 from tape.model.adapters import save_configuration
 from tape.model.loss import IGNORED, predicted_positions
-from tape.provenance import TRAINED
-from tape.runs.folder import SAVING, clear_unfinished, finalize_checkpoint, remove_old, step_of
-from tape.runs.metrics import MetricsFile
 from tape.training import callbacks
 from tape.training.optimizer import decayed, optimizer_of
 

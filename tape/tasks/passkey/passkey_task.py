@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
+from tape.core.progress import track
 from tape.data.blocks import tokenize
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
-from tape.progress import track
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.passkey.sequences import (
     BENCHMARK,

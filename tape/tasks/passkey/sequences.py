@@ -18,10 +18,10 @@ import yaml
 from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tape.core.validation import check_integer
 from tape.data.tokenizer import END, PADDING
 from tape.model.loss import IGNORED
 from tape.tasks.generated import Block, Source, word_tokenizer
-from tape.validation import check_integer
 
 LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
 MAX_ESTIMATES = 3  # estimates of the amount of garbage for a number of tokens

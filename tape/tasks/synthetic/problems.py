@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import pre_tokenizers
 
+from tape.core.hashing import Draws, keys_of
+from tape.core.validation import check_integer, look_up
 from tape.data.tokenizer import END, PADDING
-from tape.hashing import Draws, keys_of
 from tape.model.loss import IGNORED
 from tape.tasks.generated import Block, Source, added, is_held_out, word_tokenizer
-from tape.validation import check_integer, look_up
 
 # Part of it unused: that of all trained models.
 NAMES = [PADDING, END, "=", "|", ".", *string.digits, *string.ascii_lowercase]

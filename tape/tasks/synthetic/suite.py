@@ -9,18 +9,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import fisher_exact
 
-from tape import provenance
+from tape.core import provenance
+from tape.core.files import write_text
+from tape.core.statistics import exchange_p, holm, of_share, table
+from tape.core.validation import look_up
+from tape.encodings import ENCODINGS
 from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
-from tape.files import write_text
-from tape.positions import ENCODINGS
 from tape.results.rows import FREE, check_alike, groups_of
 from tape.results.runs import Run, end, missing_note, read_all, write_runs
-from tape.statistics import exchange_p, holm, of_share, table
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
-from tape.validation import look_up
 
 NAMES = ["task", "encoding"]
 ARGUMENTS = rf"position\.(?!(.*\.)?({'|'.join(FREE)})$).*"

@@ -17,19 +17,19 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from tape.core.metrics import MetricsFile, read_metrics
+from tape.core.provenance import TRAINED
+from tape.core.run_folder import read_configuration
+from tape.core.validation import check_integer
+from tape.encodings.abacus import Abacus
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
 from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
-from tape.positions.abacus import Abacus
-from tape.provenance import TRAINED
-from tape.runs.folder import read_configuration
-from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.synthetic.problems import EVALUATION, Synthetic, in_words
 from tape.training.callbacks import reached
-from tape.validation import check_integer
 
 SOLVED = 0.9  # exact match at a length that counts as solved
 FOLDER = "synthetic"  # of an evaluation, in that of the run, and its kind in comparisons
