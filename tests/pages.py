@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[a-z]*/README.md")])
+DOCS = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/lab_notebook/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS, *ROOT.glob("[a-z]*/README.md")])
 
 
 def page(name):

@@ -135,6 +135,7 @@ ALONE = "tape {}=False".format
 TEXT, PARTS = "contextual_text", "contextual"
 LONG, NEEDLE, BEYOND = ("loss", 1024), ("accuracy", 64), ("accuracy", None)
 VARIED = {"only": VARIANTS}
+NOTES = "lab_notebook/state"
 # A page, its sentence, the rows, their baseline, measure and length, and whom it is about.
 DETECTABLE = [
     (
@@ -146,7 +147,9 @@ DETECTABLE = [
         LOSS,
         ["rope", ALONE("attention"), ALONE("feed_forward")],
     ),
-    ("replication", "detect {1:.2f}, {2:.2f} and {0:.2f} nats", "ablations", MAPS, BOTH, LOSS, ...),
+    ("replication", "inside the interval | {1:.2f} |", "ablations", MAPS, BOTH, LOSS, ...),
+    ("replication", "inside the interval | {2:.2f} |", "ablations", MAPS, BOTH, LOSS, ...),
+    ("replication", "is excluded | {0:.2f} |", "ablations", MAPS, BOTH, LOSS, ...),
     ("findings", "table-6-which-maps)) | 6 | {0:.2f} |", "ablations", MAPS, BOTH, LOSS, ...),
     (
         "replication",
@@ -167,19 +170,19 @@ DETECTABLE = [
         ...,
     ),
     ("findings", "0.016.md)) | 6 | {0:.2f} |", TEXT, LOW, "rope", LOSS, ["tape"]),
-    ("state", "of {low:.2f} to {high:.2f} nats would have been", TEXT, LOW, "rope", LOSS, ...),
-    ("state", "and of {low:.2f} to {high:.2f} at", TEXT, HIGH, "rope", LOSS, ...),
-    ("state", "± 0.15 nats ({0:.2f} would", PARTS, MAIN, "tape", FAR, [ALONE("attention")]),
+    ("state", "0.016.md) | {low:.2f} to {high:.2f} |", TEXT, LOW, "rope", LOSS, ...),
+    ("state", "0.032.md) | {low:.2f} to {high:.2f} |", TEXT, HIGH, "rope", LOSS, ...),
+    (NOTES, "± 0.15 | inconclusive; {0:.2f} would", PARTS, MAIN, "tape", FAR, [ALONE("attention")]),
     ("findings", "nats; {0:.2f} would be", PARTS, MAIN, "tape", FAR, [ALONE("attention")]),
-    ("state", "+0.00 ± 0.08 ({0:.2f})", PARTS, MAIN, "tape", FAR, [ALONE("magnitudes")]),
-    ("state", "; {0:.2f} would be", PARTS, AT_008, "tape", FAR, [ALONE("feed_forward")]),
+    (NOTES, "± 0.08 | inconclusive; {0:.2f} w", PARTS, MAIN, "tape", FAR, [ALONE("magnitudes")]),
+    (NOTES, "86 | inconclusive; {0:.2f} w", PARTS, AT_008, "tape", FAR, [ALONE("feed_forward")]),
     ("state", "{low:.0f} to {high:.0f} points", "contextual_needle", {}, "rope", NEEDLE, ...),
     ("context_extension", "({0:.3f} nats", "extension", {}, "lora", LONG, ["adape_lora"]),
     ("context_extension", "{0:.0f} points would", "extension", {}, "lora", KEYS, ["adape_lora"]),
     ("context_extension", "({0:.0f} would be", "bases", BASES, "adape", KEYS, ["lora"]),
     ("findings", "on-several-bases)) | 3 | {0:.0f} |", "bases", BASES, "adape", KEYS, ["lora"]),
     (
-        "arithmetic",
+        "lab_notebook/addition",
         "{0:.1f} points would",
         "addition",
         VARIED,
@@ -233,7 +236,8 @@ def test_models_within_three_layers_or_two():
     rows = rows.assign(seed=rows["model"].str[-1], value=100 * rows["beyond_a_quarter"], n=1)
     far = [differences(own, "rope").loc["tape"] for _, own in rows.groupby("layer")]
     told = [f"{x['mean']:.0f} ± {x['half_width']:.0f}" for x in far]
-    assert f"{told[0]}, {told[1]} and {told[2]} points" in said("replication")
+    for layer, gap in zip((2, 3, 4), told, strict=True):
+        assert re.search(rf"^\| {layer} \|.* \| {re.escape(gap)} \|$", page("replication"), re.M)
     assert f"{told[0]}, {told[1]}, {told[2]} points" in said("findings")
     layers = rows.pivot(columns="row", index=["layer", "seed"], values="value")
     errors = (layers["tape"] - layers["rope"]).groupby("layer").sem()
@@ -486,19 +490,20 @@ def tasks():
 
 def test_the_steps_that_the_suite_takes(tasks):
     """And the encodings that one rate serves, which four were tuned for."""
-    text = " ".join(page("suite").split())
+    text = " ".join(page("lab_notebook/suite").split())
     known = tasks[tasks["learned"]]
     assert len(known) == 936 and known["step"].notna().all()
     cells = known.groupby(["encoding", "task"])["step"].agg(["median", "min", "max"])
     shown = cells.apply("{0[median]:.0f} ({0[min]:.0f} to {0[max]:.0f})".format, axis=1).unstack()
-    heads, _, *rows = table_of("suite", "step of the criterion")
+    heads, _, *rows = table_of("lab_notebook/suite", "step of the criterion")
     assert len(rows) == 7 and len(heads) == 9
     for encoding, *found in rows:
         assert found == [*shown.loc[encoding, heads[1:]]]
     medians = cells["median"].unstack()["flip_flop"]
     assert (medians[["rope", "fire", "nope"]] == [300, 300, 500]).all()
     assert "Flip-flops are learned after 300 steps by RoPE and FIRE and after 500 by NoPE" in text
-    assert tasks["encoding"].nunique() == 26 and "not tuned for the other 22 encodings" in text
+    assert tasks["encoding"].nunique() == 26
+    assert "not tuned for the other 22 encodings" in said("suite")
 
 
 def test_failed_runs_of_the_suite_that_solve_longer_problems(tasks):
@@ -513,7 +518,7 @@ def test_failed_runs_of_the_suite_that_solve_longer_problems(tasks):
         ("randpe", "needle", 45),
         ("randpe", "selective_copy", 48),
     ]
-    text = " ".join(page("suite").split())
+    text = " ".join(page("lab_notebook/suite").split())
     assert (
         "although 26 of the 40 solve the trained lengths and six of them longer ones: FIRE" in text
     )
@@ -532,14 +537,14 @@ def test_runs_of_the_suite_without_an_origin(tasks):
     whole = bare.groupby("encoding").size() == tasks.groupby("encoding").size()
     names = ["alibi", "dape", "fire", "fox", "nope", "rope", "tapa", "tape", "wall"]
     assert (len(bare), len(tasks)) == (454, 976) and [*whole[whole].index] == names
-    for text in (page("suite"), (RESULTS / "tasks" / "table.md").read_text()):
+    for text in (page("lab_notebook/suite"), (RESULTS / "tasks" / "table.md").read_text()):
         assert "454 of the 976 runs have no origin" in " ".join(text.split())
 
 
 def test_repeated_seeds_of_the_suite(tasks):
     """On processors of the same name, at the commits of the rows or a later one."""
     repeated = suite_runs("tasks_repeated")
-    _, _, *shown = table_of("suite", "repeated run of flip-flops")
+    _, _, *shown = table_of("lab_notebook/suite", "repeated run of flip-flops")
     lines = []
     for name, run in repeated.iterrows():
         first, (origin,) = tasks.loc[name], run["of"].origin
@@ -566,5 +571,5 @@ def test_random_positions_with_tape_in_addition():
     variant = found.loc["tape sampler=subset"].round(1)
     assert (means["tape sampler=subset"], means["randpe"], len(variant)) == (85.2, 83.1, 6)
     assert (variant.min(), variant.max()) == (63.1, 94.1)
-    text = " ".join(page("arithmetic").split())
+    text = " ".join(page("lab_notebook/addition").split())
     assert "this variant has 85.2 % right (63.1 to 94.1) and RandPE 83.1" in text

@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from commands import ROOT, run_command
+from pages import DOCS
 from script_folder import lay_out
 from torch.distributed.run import get_args_parser
 
@@ -118,7 +119,7 @@ def test_a_command_that_is_started_several_times_is_refused(monkeypatch):
 
 
 def test_the_documentation_calls_commands_by_their_names():
-    pages = "".join(path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
+    pages = "".join(path.read_text() for path in [ROOT / "README.md", *DOCS])
     assert not [name for name in cli.TARGETS if f"tape {name}" not in pages]
     assert not [target for target in cli.TARGETS.values() if f"-m {target}" in pages]
 
@@ -134,7 +135,7 @@ def test_the_table_names_every_command_of_the_project():
 
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
-PAGES += sorted(ROOT.glob("docs/*.md"))
+PAGES += DOCS
 PROGRAMS = ("python", "torchrun", "accelerate", "hf")
 NAMED = "|".join((*PROGRAMS, rf"(?:\.venv/bin/)?tape (?:{'|'.join(cli.TARGETS)})", "bash|srun"))
 BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{NAMED}) "
