@@ -177,8 +177,8 @@ DETECTABLE = [
     (NOTES, "± 0.08 | inconclusive; {0:.2f} w", PARTS, MAIN, "tape", FAR, [ALONE("magnitudes")]),
     (NOTES, "86 | inconclusive; {0:.2f} w", PARTS, AT_008, "tape", FAR, [ALONE("feed_forward")]),
     ("state", "{low:.0f} to {high:.0f} points", "contextual_needle", {}, "rope", NEEDLE, ...),
-    ("context_extension", "({0:.3f} nats", "extension", {}, "lora", LONG, ["adape_lora"]),
-    ("context_extension", "{0:.0f} points would", "extension", {}, "lora", KEYS, ["adape_lora"]),
+    ("context_extension", "| {0:.3f} nats |", "extension", {}, "lora", LONG, ["adape_lora"]),
+    ("context_extension", "| {0:.0f} points |", "extension", {}, "lora", KEYS, ["adape_lora"]),
     ("context_extension", "({0:.0f} would be", "bases", BASES, "adape", KEYS, ["lora"]),
     ("findings", "on-several-bases)) | 3 | {0:.0f} |", "bases", BASES, "adape", KEYS, ["lora"]),
     (

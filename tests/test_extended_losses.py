@@ -82,17 +82,15 @@ def test_rows_a_table_and_a_picture_are_written(tmp_path):
 
 
 def test_the_page_has_the_numbers_of_the_rows():
-    page = " ".join((ROOT / "docs" / "context_extension.md").read_text().split())
+    page = (ROOT / "docs" / "context_extension.md").read_text()
     loss = pd.read_csv(RESULTS / "choice.csv").set_index("extend")["nll"]
-    assert f"a loss of {loss['yarn 2']:.3f} with factor 2, of {loss['yarn 4']:.3f} with 4" in page
+    for factor in (2, 4):
+        assert f"| {factor} | {loss[f'yarn {factor}']:.3f} |\n" in page
     rows = pd.read_csv(RESULTS / "losses.csv", keep_default_na=False)
-    plain = rows[(rows["document"] == "bottle.py") & (rows["method"] == "none")]
-    nll = plain.set_index("first")["nll"]
-    within, beyond, last = (f"{nll[first]:.2f}" for first in (6889, 11585, 13777))
-    assert f"`bottle.py` is {within} at positions 6,889 to 8,191, {beyond} at 11,585" in page
-    assert f"and {last} at 13,777 to 16,383." in page
-    yarn = rows[(rows["document"] == "bottle.py") & (rows["method"] == "yarn 2")]
-    within, beyond, last = (yarn.set_index("first")["nll"][n] for n in (6889, 11585, 13777))
-    assert f"With YaRN it is {within:.2f}, {beyond:.2f} and {last:.2f} there." in page
+    rows = rows[rows["document"] == "bottle.py"]
+    nll = rows.set_index(["first", "method"])["nll"]
+    for first, last in ((6889, 8191), (11585, 13776), (13777, 16383)):
+        without, yarn = nll[first, "none"], nll[first, "yarn 2"]
+        assert f"| {first:,} to {last:,} | {without:.2f} | {yarn:.2f} |\n" in page
     documents = pd.read_csv(RESULTS / "documents.csv")
     assert documents["kind"].value_counts().to_dict() == {"code": 4, "prose": 4}
