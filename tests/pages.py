@@ -13,6 +13,17 @@ def page(name):
     return (ROOT / "docs" / f"{name}.md").read_text()
 
 
+def said(name):
+    """A page as one line."""
+    return " ".join(page(name).split())
+
+
+def check_shown(name, *numbers):
+    """Each number stands on a page, and is not a part of a longer one."""
+    for number in numbers:
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\.?\d)", said(name)), (name, number)
+
+
 def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 

@@ -24,17 +24,6 @@ def test_the_readmes_python_runs(capsys):
     assert capsys.readouterr().out == "torch.Size([1, 10, 4096])\n"
 
 
-def test_the_first_screen_names_the_commands_for_everything():
-    """The same time of the tests as CONTRIBUTING.md; CI runs them by this command."""
-    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
-    for command in ("train", "test"):
-        assert re.search(rf"^bash script/{command}\.sh +# .*\d minutes", first_screen, re.MULTILINE)
-    (minutes,) = re.findall(r"(\d+ to \d+) minutes on two idle cores", first_screen)
-    contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    assert f"| fast: {minutes} minutes on two idle cores | `bash script/test.sh` |" in contributing
-    assert "\nbash script/test.sh\n" in (ROOT / ".ci" / "run").read_text()
-
-
 def test_the_notebook_runs(monkeypatch, capsys):
     monkeypatch.setitem(ENCODINGS, "near", None)  # and removed again
     names = {}
@@ -111,13 +100,6 @@ def test_every_encoding_is_documented():
             assert f"`{name}`" in (ROOT / page).read_text(), (page, name)
     table = (ROOT / "docs" / "encodings.md").read_text().partition("### Pictures")[0]
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(ENCODINGS)
-
-
-def test_encodings_of_earlier_tokens_only_are_named():
-    text = " ".join((ROOT / "docs" / "encodings.md").read_text().split())
-    (names,) = re.findall(r"query sees later tokens are refused by (.*?) and mixtures", text)
-    causal = {name for name, encoding in ENCODINGS.items() if encoding.causal}
-    assert {*re.findall(r"`(\w+)`", names)} == causal
 
 
 def test_scripts_are_strict_and_say_what_they_do():

@@ -238,12 +238,6 @@ def test_every_script_shows_its_head(project):
         assert "set -euo" not in shown and "#" not in shown.split("\n")[0][:1]
 
 
-def test_the_help_of_extension_names_the_recipe_for_a_laptop(project):
-    shown, _ = start(project, "train_llama.sh", "--help").communicate()
-    for told in ("a day of one H100", "experiment=smollm2", "trainer.bf16=false frozen=null"):
-        assert told in shown, shown
-
-
 def test_help_whose_reader_has_ended_says_nothing():
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT, "text": True}
     process = subprocess.Popen([sys.executable, "train.py", "--help"], **how)
