@@ -21,11 +21,15 @@ TEXT, BIGRAMS, TIME = TITLED["text"], TITLED["bigrams"], TITLED["decoding"]
 (FLIPS,) = (column for column in board.COLUMNS if column.title == "flip_flop (16)")
 
 
+def runs_of(column, given=()):
+    """By row and seed."""
+    return {(row, run.seed): run for row, run, _ in board.runs_of(column.source, given)}
+
+
 def ropes(column, given=()):
     """The runs of RoPE with seed 1, by their row."""
-    rows = board.runs_of(column.source, given).items()
-    found = {row: [run for run in runs if run.seed == 1] for row, runs in rows}
-    return {row: runs for row, runs in found.items() if row in ("rope", "rope (yours)") and runs}
+    found = runs_of(column, given)
+    return {row: found[row, 1] for row in ("rope", "rope (yours)") if (row, 1) in found}
 
 
 def texts(column, **values):
@@ -66,8 +70,7 @@ def test_marks_need_three_seeds_in_common():
 
 def test_no_encoding_on_bigrams_is_marked_like_one_that_is_better_in_the_same_seeds():
     """By their losses themselves, without RoPE's."""
-    rows = board.runs_of(BIGRAMS.source, []).items()
-    runs = {(row, run.seed): run for row, each in rows for run in each}
+    runs = runs_of(BIGRAMS)
     marks = board.cells_of(BIGRAMS, board.values_of(BIGRAMS, []))["mark"]
     assert marks["wall"] == "best"
     for name in {name for name, _ in runs} - {"wall"}:
@@ -78,8 +81,7 @@ def test_no_encoding_on_bigrams_is_marked_like_one_that_is_better_in_the_same_se
 
 
 def test_differences_are_those_of_the_same_seed():
-    rows = board.runs_of(TEXT.source, []).items()
-    runs = {(row, run.seed): run for row, each in rows for run in each}
+    runs = runs_of(TEXT)
     at = "measure == 'loss' and length == 1024 and first != first"
     fire, rope = (runs[name, 3].rows.query(at)["value"].item() for name in ("fire", "rope"))
     diverged = replace(runs["fire", 2], rows=runs["fire", 2].rows.assign(value=nan))
@@ -103,10 +105,10 @@ def test_what_a_run_was_not_evaluated_on_is_refused():
     lengths |= {"pass": (256, "prompts of 256")}
     for title, (length, what) in lengths.items():
         column = TITLED[title]
-        run = ropes(column)["rope"][0]
+        run = ropes(column)["rope"]
         run = replace(run, rows=run.rows[run.rows["length"] != length])
         refuses(f"was not evaluated on {what} tokens", board.values_of, column, [run])
-    run = ropes(TITLED["addition"])["rope"][0]
+    run = ropes(TITLED["addition"])["rope"]
     digits = run.rows[["first_digits", "second_digits"]].max(axis=1)
     run = replace(run, rows=run.rows[digits <= 5])
     refuses("was not evaluated on operands of 6", board.values_of, TITLED["addition"], [run])
@@ -117,7 +119,7 @@ def test_runs_by_the_recipes_of_today_are_beside_committed_ones(name, tmp_path):
     columns = {each: TITLED[each.split()[0]] for each in ("text", "bigrams", "addition")}
     columns |= {"passkey": TITLED["pass"], "synthetic data=flip_flop": FLIPS}
     for recipe, column in columns.items():
-        (like,), words = ropes(column)["rope"], f"position={name} experiment={recipe}".split()
+        like, words = ropes(column)["rope"], f"position={name} experiment={recipe}".split()
         recorded = RunSettings(**compose_run(words)[1]).recorded
         (tmp_path / TRAINED).write_text(json.dumps(recorded))
         own = {x: y for x, y in like.settings.items() if x.startswith(("tokens.", "sequences_"))}
@@ -127,15 +129,15 @@ def test_runs_by_the_recipes_of_today_are_beside_committed_ones(name, tmp_path):
 
 
 def test_submitted_runs_replace_committed_ones_and_given_ones_are_apart(monkeypatch):
-    (run,) = ropes(FLIPS)["rope"]
+    run = ropes(FLIPS)["rope"]
     theirs, given = (replace(run, folder=Path(name)) for name in ("theirs", "given"))
     monkeypatch.setattr(board, "submitted", lambda: [theirs])
-    assert ropes(FLIPS) == {"rope": [theirs]}
-    assert ropes(FLIPS, [given]) == {"rope": [theirs], "rope (yours)": [given]}
+    assert ropes(FLIPS) == {"rope": theirs}
+    assert ropes(FLIPS, [given]) == {"rope": theirs, "rope (yours)": given}
 
 
 def test_given_runs_get_a_row(tmp_path, undrawn):
-    runs = board.runs_of(FLIPS.source, [])["rope"]
+    runs = [run for (row, _), run in runs_of(FLIPS).items() if row == "rope"]
     like = lambda run, key, value: replace(run, settings=run.settings | {key: value})  # noqa: E731
     mine = [like(run, "position.name", "mine") for run in runs[1:]]
     write_runs(tmp_path, [*mine, replace(runs[0], rows=runs[0].rows.assign(reached=0))])
@@ -157,12 +159,12 @@ def test_runs_of_another_recipe_are_refused_with_those_of_the_columns(tmp_path):
     columns = r"; columns that take runs .*: perplexity 1x; text 4x, nats; .*; needle \(32\).*\. `"
     like = lambda run, **changes: replace(run, settings=run.settings | changes)  # noqa: E731
     mine = {"position.name": "mine"}
-    (run,) = ropes(TEXT)["rope"]
+    run = ropes(TEXT)["rope"]
     short = like(run, **mine, **{"trainer.max_steps": 20})
     made = r"tape sweep sweep=text 'vary.position=\[mine, rope\]'` makes rows of perplexity 1x; "
     told = rf"different settings: trainer\.max_steps: 1800 -> 20{columns}{made}text 4x, nats; "
     refuses(f"{told}`TYPES=mine bash script/leaderboard.sh`", board.values_of, TEXT, [short])
-    (run,) = ropes(FLIPS)["rope"]
+    run = ropes(FLIPS)["rope"]
     longer = like(run, **{"position.name": "mine2", "length": 9})
     command = r"`TASKS=flip_flop TYPES=.mine2 rope. bash script/suite\.sh` makes rows of flip_flop"
     told = rf"length: \d+ -> 9.*{command}"
@@ -176,7 +178,7 @@ def test_runs_of_another_recipe_are_refused_with_those_of_the_columns(tmp_path):
 
 
 def test_a_row_holds_runs_of_one_recipe():
-    runs = board.runs_of(FLIPS.source, [])["rope"]
+    runs = [run for (row, _), run in runs_of(FLIPS).items() if row == "rope"]
     like = lambda run, key, value: replace(run, settings=run.settings | {key: value})  # noqa: E731
     other = replace(runs[1], rows=runs[1].rows.assign(value=0.0))
     for key in ("trainer.max_steps", "trainer.learning_rate"):

@@ -187,15 +187,14 @@ def runs_in(source: Source) -> Sequence[str]:
     return () if source.evaluation in (ROUNDS, MODELS) else source.rows
 
 
-def runs_of(source: Source, given: Sequence[Run]) -> dict[str, list[Run]]:
-    """Returns the runs of a source by their row; submitted ones replace committed ones of the same
-    row and seed. Given runs are in a row of their own (YOURS) if any column has committed ones of
-    that name. Raises a ValueError if two runs are the same, cannot be compared, or belong to one
-    row and differ in more than the seed."""
-    layers = [
-        [*filter(source.takes, layer)] for layer in (committed_of(source), submitted(), given)
-    ]
-    kept, own = replaced(layers[0], layers[1]), layers[2]
+def runs_of(source: Source, given: Sequence[Run]) -> list[tuple[str, Run, bool]]:
+    """Returns the runs of a source with the name of their row, and whether they are given.
+    Submitted ones replace committed ones of the same row and seed. Given runs are in a row of their
+    own (YOURS) if any column has committed ones of that name. Raises a ValueError if two runs are
+    the same, cannot be compared, or belong to one row and differ in more than the seed."""
+    layers = chain.from_iterable(map(committed, source.rows)), submitted(), given
+    before, new, own = ([*filter(source.takes, layer)] for layer in layers)
+    kept = replaced(before, new)
     try:
         groups_of(replaced(kept, own))
     except DifferentSettings as error:
@@ -203,16 +202,12 @@ def runs_of(source: Source, given: Sequence[Run]) -> dict[str, list[Run]]:
         raise ValueError(f"{error.what}; {recipe(source, name)}") from error
     known = committed_rows() | {*map(row_of, submitted())} if own else set()
     first: dict[str, Run] = {}
-    rows: dict[str, list[Run]] = {}
-    for run, is_own in [*((run, False) for run in kept), *((run, True) for run in own)]:
+    found = []
+    for run, is_given in [*((run, False) for run in kept), *((run, True) for run in own)]:
         row = row_of(run)
         check_alike(row, first.setdefault(row, run), run)
-        rows.setdefault(row + YOURS * (is_own and row in known), []).append(run)
-    return rows
-
-
-def committed_of(source: Source) -> list[Run]:
-    return [*chain.from_iterable(map(committed, source.rows))]
+        found.append((row + YOURS * (is_given and row in known), run, is_given))
+    return found
 
 
 def replaced(runs: Sequence[Run], by: Sequence[Run]) -> list[Run]:
@@ -222,44 +217,36 @@ def replaced(runs: Sequence[Run], by: Sequence[Run]) -> list[Run]:
 
 
 def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
-    """Returns the columns encoding, seed, value (inf where training diverged), and whether the run
-    has learned its task. Raises a ValueError for a seed without the run of RoPE that its value is
-    compared with."""
+    """Returns the columns encoding, seed, value (inf where training diverged), whether the run has
+    `learned` its task, and whether it is `given`. Raises a ValueError for a seed without the run of
+    RoPE that its value is compared with."""
     source, kind = column.source, column.source.evaluation
     if kind == MODELS:
-        rows = [(name, 0, column.of(name), True) for name in ENCODINGS]
+        rows = [(name, 0, column.of(name), True, False) for name in ENCODINGS]
     elif kind == ROUNDS:
         with reading(path := RESULTS / source.rows[0].replace("*", "rounds.csv")):
             every = pd.read_csv(path).query(f"comparison == {source.asked['comparison']!r}")
             every = every.dropna(subset="seconds").itertuples()
-            rows = [(row.method, row.round, column.of(row), True) for row in every]
+            rows = [(row.method, row.round, column.of(row), True, False) for row in every]
     else:
         rows = [
-            (row, run.seed, column.of(run), kind != FOLDER or learned(run.of(kind)).all())
-            for row, runs in runs_of(source, given).items()
-            for run in runs
+            (row, run.seed, column.of(run), kind != FOLDER or learned(run.of(kind)).all(), own)
+            for row, run, own in runs_of(source, given)
         ]
-    values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned"]).fillna(np.inf)
+    values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned", "given"])
+    values = values.fillna(np.inf).astype({"value": float, "learned": bool, "given": bool})
     if column.against is not None:
         bases = [
             values[values["encoding"] == f"rope{suffix}"].set_index("seed")["value"]
             for suffix in ("", YOURS)
         ]
-        is_given = values["encoding"].isin(given_rows(source, given))
-        own = values["seed"].map(bases[1]).where(is_given)  # of the same machine, if there is one
+        own = values["seed"].map(bases[1]).where(values["given"])  # of the same machine, if any
         base = own.fillna(values["seed"].map(bases[0]))
         for row in values[base.isna()].itertuples():
             what = f"{column.title} of {row.encoding}, seed {row.seed}"
             raise ValueError(f"{what}: rope has no run of this seed; give it, too")
         values["value"] = column.against(values["value"], base)
-    return values.astype({"value": float, "learned": bool})
-
-
-def given_rows(source: Source, given: Sequence[Run]) -> set[str]:
-    """Returns the rows that hold given runs."""
-    ours = {id(run) for run in given}
-    rows = runs_of(source, given) if given and runs_in(source) else {}
-    return {row for row, runs in rows.items() if ours & {*map(id, runs)}}
+    return values
 
 
 def yours_note(names: Sequence[str]) -> str:
@@ -410,7 +397,7 @@ def leaderboard(
         if not any(column.source.takes(run) for column in COLUMNS):
             raise ValueError(f"{run.folder} was asked what no column shows: {remedy(run)}")
     values = {column: values_of(column, runs) for column in COLUMNS}
-    others = [name for column in COLUMNS for name in given_rows(column.source, runs)]
+    others = [name for rows in values.values() for name in rows["encoding"][rows["given"]]]
     names = [*dict.fromkeys([*ENCODINGS, *map(row_of, submitted()), *others])]
     values = {x: rows[rows["encoding"].isin(names)] for x, rows in values.items()}
     found = {column: cells_of(column, rows) for column, rows in values.items()}
