@@ -9,7 +9,7 @@ from test_import import TEMPLATE, make, write_gguf
 from test_lm_eval import tasks  # noqa: F401
 
 from tape.data import TextCorpus, train_tokenizer
-from tape.evaluation import chat, lm_eval
+from tape.evaluation import chat, lm_eval, questions
 from tape.imports.models import import_model
 from tape.model.checkpoint import load
 
@@ -34,13 +34,13 @@ def model(text, cache, tmp_path_factory):
 @pytest.fixture
 def given(monkeypatch):
     """The prompts that the model is given."""
-    prompts, greedy = [], chat.greedy
+    prompts, greedy = [], questions.greedy
 
     def noted(model, rows, *how):
         prompts.extend(rows)
         return greedy(model, rows, *how)
 
-    monkeypatch.setattr(chat, "greedy", noted)
+    monkeypatch.setattr(questions, "greedy", noted)
     return prompts
 
 
@@ -59,7 +59,8 @@ def test_pass_keys_are_asked_in_the_template(model, tmp_path, given):
     ]
     assert recorded
     run_command(*COMMAND, *words, folder=tmp_path, succeeds=True)  # has results of its own
-    assert len([*(tmp_path / "output" / model.name).iterdir()]) == 2 and len(given) == 1
+    assert len([*(tmp_path / "output" / model.name).iterdir()]) == 2
+    assert "<user>" not in tokenizer.decode(given[1])
 
 
 def test_what_has_no_template_is_refused(model, tmp_path):

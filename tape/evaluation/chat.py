@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tape.evaluation.questions import Answer, Batch, Question, Questions, greedy
-from tape.model.generation import end_tokens
+from tape.evaluation.questions import Answer, Batch, Question, Questions
 from tape.model.modeling import TapeForCausalLM
 
 
@@ -39,7 +38,7 @@ class ChatQuestions(Questions):
     def in_chat(self, question: Question, tokenizer: PreTrainedTokenizerBase) -> Question:
         if not isinstance(question.prompt, str):
             raise ValueError("--chat: the prompts of this task are no texts; leave it out")
-        return question._replace(tokens=len(ids_of(question, tokenizer)))
+        return question._replace(tokens=len(self.ids(question, tokenizer)))
 
     def check(self, model: TapeForCausalLM, batches: list[Batch], purpose: str = "") -> None:
         self.asked.check(model, batches, purpose)
@@ -49,19 +48,9 @@ class ChatQuestions(Questions):
     ) -> Answer:
         return self.asked.mark(question, written, tokenizer)
 
-    def answers(
-        self, model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
-    ) -> list[Answer]:
-        prompts = [ids_of(question, tokenizer) for question in batch.questions]
-        ends = end_tokens(model, tokenizer)
-        written = greedy(model, prompts, ends, batch.new_tokens, batch.length)
-        pairs = zip(batch.questions, written, strict=True)
-        return [self.mark(question, tokens, tokenizer) for question, tokens in pairs]
-
-
-def ids_of(question: Question, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns the tokens of a prompt in the template, up to where the answer begins. The template
-    has the special tokens itself."""
-    messages = [{"role": "user", "content": question.prompt}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    def ids(self, question: Question, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Returns the tokens of a prompt in the template, up to where the answer begins. The
+        template has the special tokens itself."""
+        messages = [{"role": "user", "content": question.prompt}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -60,6 +60,10 @@ class Questions:
         """Marks the tokens that a model wrote, with EOS unless it came too late."""
         raise NotImplementedError
 
+    def ids(self, question: Question, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Returns the tokens of a prompt."""
+        return tokenizer(question.prompt)["input_ids"]
+
     def settings(self) -> dict[str, Any]:
         """Returns what is asked, for the journal and the summary."""
         return asdict(self)
@@ -73,7 +77,7 @@ class Questions:
         self, model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
     ) -> list[Answer]:
         """Answers and marks a batch, by greedy decoding with a KV cache."""
-        prompts = tokenizer([question.prompt for question in batch.questions])["input_ids"]
+        prompts = [self.ids(question, tokenizer) for question in batch.questions]
         ends = end_tokens(model, tokenizer)
         written = greedy(model, prompts, ends, batch.new_tokens, batch.length)
         pairs = zip(batch.questions, written, strict=True)
