@@ -23,7 +23,7 @@ from scrolls.rows import Row, Split, find, identity, read_rows, spread
 from scrolls.tasks import TASKS, Task
 from tape.core.files import new_folder, read_object, read_or_discard
 from tape.core.progress import track
-from tape.core.validation import check_path, look_up
+from tape.core.validation import look_up
 from tape.data.blocks import batches, check_unknown, token_dtype, tokenize, tokenizer_fingerprint
 from tape.model.loss import IGNORED
 
@@ -74,8 +74,6 @@ class ScrollsData:
     def __post_init__(self) -> None:
         look_up("data.task", self.task, TASKS)
         look_up("data.budget", self.budget, BUDGETS)
-        if self.data_dir is not None:
-            check_path("data.data_dir", self.data_dir)
 
 
 class Prompts:

@@ -16,7 +16,6 @@ from scrolls.generate import answers, plan
 from scrolls.metrics import SCORE, results
 from scrolls.tasks import TASKS
 from tape.core.files import write_text
-from tape.core.validation import check_path
 from tape.data import EpochOrder, load_tokenizer
 from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
@@ -78,7 +77,7 @@ class ScrollsTask(Task):
         if settings.length != length:
             what = f"length={settings.length}: budget {data.budget} has {length} tokens"
             raise ValueError(f"{what}; give budget={data.budget}, which sets both")
-        cache = check_path("cache_dir", settings.cache_dir)
+        cache = Path(settings.cache_dir)
         folder = data.data_dir and Path(data.data_dir)
         train = tokenize_split(self.prompts, "train", folder, cache)
         self.validation = tokenize_split(self.prompts, "validation", folder, cache)

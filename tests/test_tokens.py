@@ -98,7 +98,9 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog):
 
 
 def test_what_cannot_be_tokenized(tmp_path, corpus):
-    refuses("vocab_size=100 must be at least 258", train_tokenizer, corpus, 100, tmp_path)
+    refuses(
+        "too small for vocab_size=100: give vocab_size=2", train_tokenizer, corpus, 100, tmp_path
+    )
     with pytest.raises(ValueError, match=r"small for vocab_size=9000: give vocab_size=\d+, all"):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))

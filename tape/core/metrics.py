@@ -1,7 +1,6 @@
 """metrics.jsonl of a run: a row of JSON per log event."""
 
 import json
-import math
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -73,17 +72,11 @@ def metric_rows(folder: Path, last: int) -> list[dict[str, Any]]:
     with reading(path):
         for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
             for row in (each for each in logged if key in each):
-                rows.append((name, row["step"], _measured(key, row), "nats"))
+                rows.append((name, row["step"], float(row[key]), "nats"))
         if losses:
-            speeds = [_measured("tokens_per_second", row) for row in losses]
-            memory = [_measured("peak_memory_gib", row) for row in losses]
+            speeds = [float(row["tokens_per_second"]) for row in losses]
+            memory = [float(row["peak_memory_gib"]) for row in losses]
             rows.append(("speed", None, median(speeds), "tokens/s"))
             rows.append(("peak memory", None, max(memory), "GiB"))
     names = ("measure", "step", "value", "unit")
     return [dict(zip(names, row, strict=True)) | {"n": 1} for row in rows]
-
-
-def _measured(key: str, row: dict[str, Any]) -> float:
-    if not 0 <= float(row[key]) < math.inf:
-        raise ValueError(f"{key} must be finite and not negative")
-    return float(row[key])

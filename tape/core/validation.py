@@ -68,12 +68,6 @@ def check_flag(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r} must be true or false")
 
 
-def check_text(name: str, value: object) -> None:
-    """Raises a ValueError unless `value` is a non-empty string."""
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name}={value!r} must be text that is not empty")
-
-
 def check_path(name: str, value: object) -> Path:
     """Returns `value` as a path, or raises a ValueError."""
     if not isinstance(value, str | Path) or not str(value) or not encodable(str(value)):

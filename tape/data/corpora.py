@@ -15,7 +15,7 @@ from typing import Literal, NoReturn
 
 from huggingface_hub import hf_hub_download
 
-from tape.core.validation import check_fraction, check_path, check_text
+from tape.core.validation import check_fraction, check_path
 from tape.data.readers import PLAIN, documents, reading
 
 Split = Literal["train", "validation"]
@@ -39,7 +39,6 @@ class Corpus:
     remedy = "give more text"  # for a split without documents
 
     def __init__(self, name: str, documents: str | None):
-        check_text("data.name", name)
         if documents not in (None, "join", "mask"):
             raise ValueError(f"data.documents={documents!r} must be join or mask, or null for join")
         self.name, self.masked = name, documents == "mask"
@@ -161,7 +160,6 @@ class TextCorpus(FileCorpus):
             what = "data=text needs data.files=... (paths, folders or globs)"
             raise ValueError(f"{what}; data=local needs none: it is Python's own source code")
         check_fraction("data.validation_fraction", validation_fraction)
-        check_text("data.field", field)
         super().__init__(name, documents)
         self.field, self.validation_fraction = field, validation_fraction
         held_out = [] if validation is None else _expand("data.validation", validation)

@@ -12,29 +12,24 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.core.files import new_folder, read_or_discard
-from tape.core.validation import check_text
 from tape.data.corpora import Corpus
 from tape.model.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
-BYTES = 256
 MAX_PIECE = 256  # characters per piece in texts with longer runs of characters
 LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE with `vocab_size` tokens on the corpus's sample, cached on disk. Its
-    end-of-text token serves as BOS and EOS; padding has its own token. Raises a ValueError if the
-    vocabulary is too small for all bytes, or the text yields fewer tokens.
+    end-of-text token serves as BOS and EOS; padding has its own token. Raises a ValueError if all
+    bytes take more tokens, or the text yields fewer.
 
     If the sample has runs of more than `MAX_PIECE` characters without a space, such as Chinese or
     DNA, training and encoding cut them: training time is quadratic in the length of a piece.
     """
-    if vocab_size < (least := BYTES + 2):
-        reason = "for every byte and 2 special tokens"
-        raise ValueError(f"vocab_size={vocab_size} must be at least {least}, {reason}")
 
     def read(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = load_tokenizer(str(folder))
@@ -89,7 +84,6 @@ def _train(corpus: Corpus, vocab_size: int) -> Tokenizer:
 def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     """Returns `read_tokenizer`; raises a ValueError also if it has no end-of-text token to join
     documents with."""
-    check_text("tokenizer", name_or_folder)
     tokenizer = read_tokenizer(name_or_folder)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer={name_or_folder!r} has no EOS token to join documents with")

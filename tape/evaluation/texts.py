@@ -13,7 +13,7 @@ from tape.core.validation import suggestion
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.data.blocks import FACTS, token_fingerprint
 from tape.data.corpora import TextCorpus, WholeText
-from tape.parsers import CORPORA, TOKEN_DTYPES
+from tape.parsers import CORPORA
 
 CHUNK_TOKENS = 2**24  # tokens to read at a time
 TINY, LEAST = 8, 16  # the higher half of a uint32 id is less; pairs of numbers that tell it
@@ -108,8 +108,6 @@ def token_ids(path: Path, dtype: str | None) -> np.ndarray:
     uint16 because nothing says otherwise, and seems to be wider: every second number is tiny."""
     facts = path.with_name(FACTS)
     recorded = read_object(facts).get("dtype") if facts.is_file() else None
-    if recorded not in (None, *TOKEN_DTYPES):
-        raise ValueError(f"{facts}: dtype {recorded!r} must be one of {', '.join(TOKEN_DTYPES)}")
     if dtype and recorded and dtype != recorded:
         raise ValueError(f"--token_dtype {dtype}, but {facts} says {recorded}; leave it out")
     name = dtype or recorded or "uint16"

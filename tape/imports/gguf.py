@@ -10,8 +10,6 @@ import os
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +25,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tape.core.files import read_object
+from tape.core.files import read_object, reading
 from tape.model.sentencepiece import BYTE, tokenizer_of
 from tape.positions.schedules import ORIGINAL, inverse_frequencies
 
@@ -131,10 +129,10 @@ def convert(path: Path, folder: Path) -> Contents:
             f"{path}: to read a .gguf file, the package gguf is needed: EXTRAS=gguf bash "
             "script/setup.sh, or pip install gguf"
         ) from missing
-    with intact(path):
+    with reading(path):
         reader = GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    with intact(path):
+    with reading(path):
         own = [tensor for tensor in reader.tensors if tensor.name == FREQUENCIES]
         divisors = np.array(own[0].data) if own else None
     config = read_config(path, metadata, {tensor.name for tensor in reader.tensors}, divisors)
@@ -149,9 +147,10 @@ def convert(path: Path, folder: Path) -> Contents:
         part = tensor.name.split(".")[-2]
         split = heads.get(part) if rotated_in_pairs else None
         weights.append((name_of(path, tensor.name), tensor, split))
-    with intact(path):
+    with reading(path):
         write_weights(weights, folder / "model.safetensors")
-    config["architectures"] = [architecture_of(config["model_type"])]
+    family = CONFIG_MAPPING[config["model_type"]].__name__.removesuffix("Config")
+    config["architectures"] = [f"{family}ForCausalLM"]
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     special = {name: config[name] for name in SPECIAL if config.get(name) is not None}
     (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
@@ -161,24 +160,6 @@ def convert(path: Path, folder: Path) -> Contents:
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
     stored = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     return Contents(config, tokenizer, dict(stored.most_common()))
-
-
-@contextmanager
-def intact(path: Path) -> Iterator[None]:
-    """Turns what a damaged file leads to into a ValueError that names it."""
-    try:
-        yield
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # the reader checks no bounds
-        raise ValueError(
-            f"{path} is cut off or damaged ({type(error).__name__}: {error}); allowed: a whole "
-            ".gguf file; download it again"
-        ) from error
-
-
-def architecture_of(model_type: str) -> str:
-    return CONFIG_MAPPING[model_type].__name__.removesuffix("Config") + "ForCausalLM"
 
 
 def read_config(
@@ -293,7 +274,7 @@ def read_gguf_tokenizer(
             f"allowed: {', '.join(sorted(SPLITS | DIGITS_APART))}; take the original checkpoint"
         )
     adds = {name: metadata.get(f"tokenizer.ggml.{name}") for name in ADDS}
-    with intact(path):
+    with reading(path):
         if metadata.get("tokenizer.ggml.model") == "llama":
             tokenizer, begins = _of_pieces(metadata), True
         else:

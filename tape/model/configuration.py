@@ -26,7 +26,6 @@ from tape.core.validation import (
 from tape.model import families
 from tape.positions.schedules import ORIGINAL, kind_of, rope_of
 
-MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences")
 COUNTS += ("num_attention_heads", *OPTIONAL, "max_position_embeddings")
@@ -131,18 +130,7 @@ class TapeConfig(LlamaConfig):
         for name in COUNTS:
             if name not in OPTIONAL or getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
-        if self.num_hidden_layers * self.num_recurrences > MOST_LAYERS:
-            raise ValueError(
-                f"num_hidden_layers={self.num_hidden_layers} times num_recurrences="
-                f"{self.num_recurrences} must be at most {MOST_LAYERS:,}"
-            )
         look_up("hidden_act", self.hidden_act, ACT2FN)
-        if not is_number(self.attention_dropout) or not 0 <= self.attention_dropout < 1:
-            raise ValueError(
-                f"attention_dropout={self.attention_dropout!r} must be a number in [0, 1)"
-            )
-        if not self.rms_norm_eps > 0:
-            raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
         for name in ("qkv_bias", "qk_norm", "attention_sink", "gated_attention"):
             check_flag(name, getattr(self, name))
         if (given := self.query_temperature) is not None:

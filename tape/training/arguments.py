@@ -22,32 +22,20 @@ FIXED = {
     "ignore_data_skip|train_sampling_strategy|dataloader_drop_last|length_column_name": (
         "the training order is fixed and counted in steps"
     ),
-    r"auto_find_batch_size|accelerator_config\.split_batches": "all steps must have one batch size",
-    r"accelerator_config\.even_batches": "processes must have as many batches as each other",
-    r"accelerator_config\.dispatch_batches": "each process makes its own batches",
+    r"auto_find_batch_size|accelerator_config\..*": "all steps and processes have one batch size",
     "resume_from_checkpoint": "a run resumes from the last complete checkpoint in its folder",
     "save_only_model": "a run cannot be resumed without its optimizer state",
-    "load_best_model_at_end": "a run ends with its last weights",
-    "label_smoothing_factor": "a run computes its loss without logits, which smoothing needs",
-    "parallelism_config": "processes share no sequences and no heads",
     "push_to_hub|hub_.*": "upload an export instead, see docs/export.md",
-    "(prediction_loss_only|batch_eval_metrics|include_for_metrics)|"
-    "eval_(do_concat_batches|use_gather_object|accumulation_steps)": (
-        "a validation computes losses, no predictions"
-    ),
-    "(fp16|bf16)_full_eval": "a validation has the precision of training",
-    "label_names|remove_unused_columns": "the task makes the batches with their labels",
-    "use_cache": "training needs no cache, and a saved model has one",
-    "use_liger_kernel|liger_kernel_config": "the decoder has its own kernels",
-    "enable_jit_checkpoint": "a run always saves on SIGTERM",
-    "optim_args|optim_target_modules": "optimizers have no arguments but trainer.adam_*",
-    "metric_for_best_model|greater_is_better": "no schedule reads a metric",
+    "load_best_model_at_end|label_smoothing_factor|parallelism_config|prediction_loss_only|"
+    "batch_eval_metrics|include_for_metrics|(fp16|bf16)_full_eval|label_names|use_cache|"
+    "eval_(do_concat_batches|use_gather_object|accumulation_steps)|remove_unused_columns|"
+    "use_liger_kernel|liger_kernel_config|enable_jit_checkpoint|optim_args|optim_target_modules|"
+    "metric_for_best_model|greater_is_better": "runs do without it",
 }
 # Defaults of runs that are not those of transformers.
 DEFAULTS = {"train_sampling_strategy": "sequential", "remove_unused_columns": False}
 log = logging.getLogger(__name__)
 OF_METRICS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
-WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
 
 def training_arguments(
@@ -126,16 +114,11 @@ def _check_schedule(arguments: TrainingArguments) -> None:
     schedule = f"trainer.lr_scheduler_type={kind.value}"
     if kind in OF_METRICS:
         raise ValueError(f"{schedule} reads a metric: the rate must follow from the step")
-    if given and kind in WITHOUT_ARGUMENTS:
-        raise ValueError(f"trainer.lr_scheduler_kwargs={given}: {schedule} takes none")
     warmup = arguments.get_warmup_steps(arguments.max_steps)
     most = arguments.max_steps - warmup
-    decay = given.get("num_decay_steps", 0)
-    if type(decay) is not int or not 0 <= decay <= most:
-        raise ValueError(
-            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be >= 0 and at most "
-            f"{most}, the steps after warm-up"
-        )
+    if (decay := given.get("num_decay_steps", 0)) > most:
+        name = "trainer.lr_scheduler_kwargs.num_decay_steps"
+        raise ValueError(f"{name}={decay} must be at most {most}, the steps after warm-up")
     try:
         optimizer = SGD([torch.zeros(1)], lr=arguments.learning_rate)
         steps = arguments.max_steps

@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from tape.core.run_folder import step_of
-from tape.core.validation import check_path
 from tape.data.blocks import TokenBlocks, TrainingOrder, tokenize_corpus
 from tape.data.c4 import StreamedBlocks
 from tape.data.corpora import Corpus
@@ -35,7 +34,7 @@ def separate(end: int, blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 class TextTask(Task):
     def __init__(self, corpus: Corpus, settings: RunSettings, arguments: TrainingArguments):
-        self.settings, cache = settings, check_path("cache_dir", settings.cache_dir)
+        self.settings, cache = settings, Path(settings.cache_dir)
         if not isinstance(corpus, Corpus):
             raise ValueError(
                 f"task=text with {type(corpus).__name__}, which is no text: choose an experiment "
