@@ -387,10 +387,10 @@ def test_gguf_files_are_converted_first(words, tmp_path):
 
 
 RESULTS = [
-    ("grid", "grid.csv", ("1.0,10", "a,10"), r"grid/grid\.csv, line 2: value='a' is"),
+    ("grid", "grid.csv", ("1.0,10", "a,10"), r"grid/grid\.csv: Unable to parse string .a."),
     ("grid", "grid.csv", ("1.0,10", "0.9,10"), r"its accuracy is not that of summary\.json"),
     ("grid", "summary.json", ('"evaluated"', '"x"'), r"grid/summary\.json"),
-    ("compare", "perplexity.csv", (",2.718", ",x"), r"line 2: perplexity='x\d+' is not a valid"),
+    ("compare", "perplexity.csv", (",2.718", ",x"), r"perplexity\.csv: Unable to parse string"),
     ("passkey", "passkey.csv", ("accuracy,", ""), r"passkey/"),
 ]
 

@@ -160,9 +160,9 @@ def measured(folder, data, *given):
     words = ["--model", folder, "--data", data, "--lengths", "16", "32", "--stride", "8", *given]
     arguments = parsers.perplexity([*map(str, words)])
     perplexity.run(arguments)
-    rows = read_table(arguments.out, curves.COLUMNS)[-2:]
-    name = f"{rows[0]['model']} {rows[0]['extend']}".strip()
-    return name, [float(row["perplexity"]) for row in rows], arguments.out.name
+    rows = read_table(arguments.out, curves.COLUMNS, ["perplexity"])[-2:]
+    name = f"{rows['model'].iloc[0]} {rows['extend'].iloc[0]}".strip()
+    return name, rows["perplexity"].tolist(), arguments.out.name
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -21,7 +21,7 @@ from tape.evaluation import perplexity as entry
 from tape.evaluation import scoring
 from tape.evaluation.curves import figure_of, read_curves, read_evaluation
 from tape.evaluation.scoring import losses, perplexity
-from tape.evaluation.tables import add_rows, read_table
+from tape.evaluation.tables import add_rows
 from tape.evaluation.texts import open_text
 from tape.evaluation.windows import (
     ALIKE,
@@ -206,9 +206,9 @@ def test_what_is_scored_is_said(convention, folder, text_file, capsys):
     assert ("Windows of other lengths score other tokens" in printed) != (convention in ALIKE)
     assert "Fewer than 4,096 tokens" in printed and f"(convention {convention}" in printed
     title = figure_of(rows, bins).axes[0].get_title()
-    assert title.startswith(convention) and all(row["tokens"] in title for row in rows)
-    longest = [int(row["first"]) for row in bins if row["length"] == "32"]
-    assert longest[0] == 1  # of `spread`, too: for the loss by position
+    assert title.startswith(convention) and all(str(count) in title for count in rows["tokens"])
+    longest = bins[bins["length"] == 32]
+    assert longest["first"].iloc[0] == 1  # of `spread`, too: for the loss by position
 
 
 def test_samples_of_other_tokens_are_other_measurements(folder, text_file, tmp_path):
@@ -293,8 +293,6 @@ def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.5}, {"a": 2, "b": "", "c": 1}])
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.25}, {"a": 1, "b": "", "c": 1}])
     assert path.read_text() == 'a,b,c\n1,"x,y",0.25\n2,,1\n1,,1\n'
-    path.write_text("a,b\n1\n")
-    refuses("line 2: the number of values differs", read_table, path, ("a", "b"))
 
 
 def test_pictures(folder, text_file, tmp_path):
@@ -307,13 +305,13 @@ def test_pictures(folder, text_file, tmp_path):
     rows, bins = read_curves(out)
     left, right = ({x.get_label(): x for x in axes.lines} for axes in figure_of(rows, bins).axes)
     assert {*left} == {"llama_rope paper", "llama_tape paper", "llama_tape sliding"}
-    expected = [float(r["perplexity"]) for r in rows if r["model"] == "llama_rope"]
+    expected = rows["perplexity"][rows["model"] == "llama_rope"]
     np.testing.assert_allclose(left["llama_rope paper"].get_ydata(), expected)
     assert min(right["llama_tape sliding, 24"].get_xdata()) > 16  # which most windows score
-    alone = ([r for r in each if r["model"] == "llama_rope"] for each in (rows, bins))
+    alone = (each[each["model"] == "llama_rope"] for each in (rows, bins))
     labels = [[line.get_label() for line in axes.lines] for axes in figure_of(*alone).axes]
     assert labels == [["llama_rope"], ["16", "32"]]
-    flat = [row | {"nll": f"6.0000{n}"} for n, row in enumerate(rows)]
+    flat = rows.assign(nll=6 + 1e-5 * rows.index)
     low, high = figure_of(flat, bins).axes[0].get_ylim()
     assert (high - low) / 403.43 == pytest.approx(0.05, rel=1e-3)  # no change looks steep
 

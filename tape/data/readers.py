@@ -80,7 +80,7 @@ def texts(rows: Iterable[dict[str, str]], path: str | Path) -> Iterator[str]:
                 yield row["text"]
 
 
-def rows_of(path: str | Path, field: str) -> IterableDataset:
+def rows_of(path: str | Path, field: str) -> IterableDataset | Iterator[dict[str, str]]:
     """Returns rows with the document of each line of a file of JSON lines, or of each row of a
     .csv or .parquet file, as `text`; it is empty for a blank line. The local file or URL may be
     compressed (.gz, .zst and others)."""
@@ -96,8 +96,7 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
         columns = load("parquet").column_names
         rows = load("parquet", columns=[field] if field in columns else columns)
     elif kind == ".csv":
-        check_table(path, field)
-        rows = load("csv", keep_default_na=False, converters={field: str})  # 007 is a text
+        return csv_rows(path, field)
     elif encoding.lower() in ("utf-8", "utf8"):
         rows, is_json = load("text"), True
     else:
@@ -106,10 +105,10 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
     return rows.map(partial(_document, path, field, is_json), with_indices=True)
 
 
-def check_table(path: str | Path, field: str) -> None:
-    """Raises a ValueError for a .csv of which pandas would make other texts than it has: it takes
-    the first fields of rows that are too long for an index, and fills up rows that are too short.
-    """
+def csv_rows(path: str | Path, field: str) -> Iterator[dict[str, str]]:
+    """Yields the texts in the column `field` of a .csv, as they are. Raises a ValueError for a file
+    without this column, and for rows of another form than the header's, of which other readers make
+    other texts."""
     opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="")
     with opened as file:
         rows, header, number = csv.reader(file, strict=True), [], 0
@@ -120,18 +119,22 @@ def check_table(path: str | Path, field: str) -> None:
 
         try:
             for row in rows:
-                if len(row) < 2 and not "".join(row).strip():  # pandas leaves out blank lines
+                if len(row) < 2 and not "".join(row).strip():  # a blank line
                     continue
-                if header and len(row) != len(header):
+                if not header:
+                    header = row
+                    if (count := header.count(field)) != 1:
+                        among = f"{count or 'no'} columns {field!r} among {', '.join(header)}"
+                        raise ValueError(f"{path}: {among}; set data.field to one of them; {FORM}")
+                elif len(row) != len(header):
                     raise refusal(f"fields: {len(row)}, in the header: {len(header)}")
-                number += bool(header)
-                header = header or row
+                else:
+                    yield {"text": row[header.index(field)]}
+                    number += 1
         except csv.Error as error:
             raise refusal(error) from error
-    if header and (count := header.count(field)) != 1:
-        among = f"{count or 'no'} column{'s' * (count > 1)} {field!r} among {', '.join(header)}"
-        remedy = "leave one of that name" if count else f"set data.field; {FORM}"
-        raise ValueError(f"{path}: {among}; {remedy}")
+        if not header:
+            raise refusal("missing")
 
 
 def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int) -> dict[str, str]:

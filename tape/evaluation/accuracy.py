@@ -100,11 +100,10 @@ class Accuracy:
         summary = read_object(beside)
         with reading(beside):
             asked, whole, _ = summary["evaluated"], summary["all"], summary["evaluated"]["model"]
-        rows = read_table(path, tuple(self.columns), whole=("n",), real=("value",))
+        numbers = [*self.cell.values(), "value", "n"]
+        table = read_table(path, self.columns, numbers)
         with reading(path):
-            numbers = [*self.cell.values(), "value", "n"]
-            table = pd.DataFrame(rows, columns=self.columns)
-            table[numbers] = table[numbers].apply(pd.to_numeric).astype(float)
+            table[numbers] = table[numbers].astype(float)
             found = share(_checked(table)) or {}
             if any(found.get(name) != (whole or {}).get(name) for name in ("correct", "total")):
                 raise ValueError(f"its accuracy is not that of {SUMMARY}: evaluate again")

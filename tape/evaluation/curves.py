@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from tape.data.ngrams import ORDERS
 from tape.evaluation.figures import draw_panel
 from tape.evaluation.scoring import Perplexity, exp
-from tape.evaluation.tables import Row, add_rows, read_table
+from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.view import PERPLEXITY, WHOLE, Asked, Column, Evaluation, Panel, View, select
 from tape.evaluation.windows import ALIKE, SPREAD
 
@@ -112,11 +112,11 @@ def position_table(path: Path) -> Path:
     return path.with_name(f"{path.stem}_by_position.csv")
 
 
-def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
+def read_curves(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Returns the rows of a table, and of that by position beside it; none without a file."""
-    rows = read_table(path, COLUMNS, ("length", "tokens"), ("nll", "perplexity"))
-    whole = ("length", "first", "last", "tokens")
-    return rows, read_table(position_table(path), POSITION_COLUMNS, whole, ("nll",))
+    rows = read_table(path, COLUMNS, ("length", "tokens", "nll", "perplexity"))
+    numbers = ("length", "first", "last", "tokens", "nll")
+    return rows, read_table(position_table(path), POSITION_COLUMNS, numbers)
 
 
 def _scoring(rows: pd.DataFrame) -> pd.Series:
@@ -141,17 +141,16 @@ def read_evaluation(folder: Path) -> Evaluation:
     Raises:
         ValueError: if there are several measurements or none, or a file is damaged.
     """
-    rows, bins = map(pd.DataFrame, read_curves(path := folder / "perplexity.csv"))
+    rows, bins = read_curves(path := folder / "perplexity.csv")
     about = [column for column in ABOUT if column != "length"]
-    differing = [name for name in about if len(rows) and rows[name].nunique() > 1]
+    differing = [name for name in about if rows[name].nunique() > 1]
     if rows.empty or differing:
         what = f"one measurement of one model ({', '.join(differing) or 'no row at all'})"
         raise ValueError(f"{path} does not hold {what}: remove it and measure again")
-    bins = bins.merge(rows[about].drop_duplicates()) if len(bins) else bins
+    bins = bins.merge(rows[about].drop_duplicates())
     if bins.empty:
         where = position_table(path)
         raise ValueError(f"{where} is missing, or not of the measurement in {path}: measure again")
-    rows["length"], bins["length"] = rows["length"].astype(int), bins["length"].astype(int)
     rows = rows.sort_values("length", ignore_index=True)
     asked = rows[about].iloc[0].to_dict() | {"lengths": rows["length"].tolist()}
     asked["model"] = asked.pop("model_hash")
@@ -170,11 +169,12 @@ def _long_form(tables: list[pd.DataFrame]) -> pd.DataFrame:
     return numbers.assign(measure="loss", n=found["n"].astype(int), unit="nats")
 
 
-def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
+def figure_of(rows: pd.DataFrame, bins: pd.DataFrame) -> Figure:
     """Returns perplexity by the length of the window, and the loss by the position in it, with a
     line for each model, text and convention: of its longest windows, or of all windows of a lone
     one. Lines are named by what differs between them."""
-    about = pd.DataFrame([*rows, *bins])[[name for name in ABOUT if name != "length"]]
+    both = pd.concat([rows, bins], ignore_index=True)
+    about = both[[name for name in ABOUT if name != "length"]]
     without_hashes = about.drop(columns=["model_hash", "data_hash"])
     if len(about.drop_duplicates()) == len(without_hashes.drop_duplicates()):
         about = without_hashes
@@ -182,7 +182,7 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     named = differing if {*differing} - {"extend"} else ["model", *differing]
     shown = about[named]
     names = shown.agg(lambda each: " ".join(filter(None, each)), axis=1)
-    found = _long_form([pd.DataFrame(rows), pd.DataFrame(bins)]).assign(row=names, seed=0)
+    found = _long_form([rows, bins]).assign(row=names, seed=0)
     lengths = found["length"].map("{:,.0f}".format)
     if len(differing):
         lengths = names + ", " + lengths
@@ -267,23 +267,15 @@ def _scored(asked: Asked, rows: pd.DataFrame) -> dict[str, Any]:
     return {"convention": asked["convention"], "stride": asked["stride"], "counts": counts}
 
 
-def _note(asked: Asked, rows: pd.DataFrame) -> str:
-    return scoring_note(**_scored(asked, rows), text=asked["data"])
-
-
-def _title(asked: Asked, rows: pd.DataFrame) -> str:
-    return title_of(**_scored(asked, rows))
-
-
 VIEW = View(
     keys=(*(name for name in ABOUT if name not in OF_MODEL), "lengths", "scored_tokens"),
-    note=_note,
+    note=lambda asked, rows: scoring_note(**_scored(asked, rows), text=asked["data"]),
     columns=_columns,
     best=lambda asked: partial(_whole, length=asked["lengths"][-1]),
     measure="loss",
     panels=(
         Panel(partial(select, measure="validation loss"), "step", ("steps", f"validation {LOSS}")),
-        Panel(_by_length, "length", LABELS, "xy", title=_title),
+        Panel(_by_length, "length", LABELS, "xy", title=lambda *of: title_of(**_scored(*of))),
         Panel(
             by_middle, "position", (f"{BEFORE} in the longest windows", LOSS), "x", levels=NGRAMS
         ),

@@ -1,8 +1,6 @@
 """Tables of results: as text, and as csv files to which several processes may add rows."""
 
-import csv
 import fcntl
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median_low
@@ -12,9 +10,6 @@ import pandas as pd
 
 from tape.core.files import reading, write_text
 from tape.core.statistics import student
-
-Row = dict[str, str]
-NUMBER = r"\d{1,17}(\.\d+)?(e[+-]?\d{1,3})?|inf"
 
 
 def markdown_table(lines: Iterable[Iterable[object]]) -> str:
@@ -46,30 +41,17 @@ def write_rows(path: Path, rows: pd.DataFrame, whole: Sequence[str] = ()) -> Non
     write_text(path, rows.to_csv(index=False, lineterminator="\n"))
 
 
-def read_table(
-    path: Path, columns: tuple[str, ...], whole: Iterable[str] = (), real: Iterable[str] = ()
-) -> list[Row]:
-    """Returns the rows of a table; none if there is no file. Raises a ValueError if the file is
-    damaged, or has other columns, or values that are no integers >= 1 (`whole`) or numbers >= 0
-    (`real`)."""
+def read_table(path: Path, columns: Sequence[str], numbers: Sequence[str] = ()) -> pd.DataFrame:
+    """Returns a table, without rows if there is no file; all columns but `numbers` are text. Raises
+    a ValueError if the file is damaged or has other columns."""
     if not path.exists():
-        return []
-    with reading(path), path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        found = tuple(reader.fieldnames or ())
-        rows = list(reader)
-    if found != columns:
-        what = f"its columns are {', '.join(found) or 'none'} instead of {', '.join(columns)}"
-        kind = f"{path} is not a table of this kind"
-        raise ValueError(f"{kind}: {what}; remove it, or create it again")
-    numbers = dict.fromkeys(whole, r"[1-9]\d{0,14}") | dict.fromkeys(real, NUMBER)
-    for n, row in enumerate(rows, start=2):
-        where = f"{path}, line {n}"
-        if None in row or None in row.values():
-            raise ValueError(f"{where}: the number of values differs from the number of columns")
-        for column, pattern in numbers.items():
-            if not re.fullmatch(pattern, row[column], re.ASCII):
-                raise ValueError(f"{where}: {column}={row[column]!r} is not a valid number")
+        return pd.DataFrame(columns=columns, dtype=str)
+    with reading(path):
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+        if [*rows] != [*columns]:
+            what = f"its columns are {', '.join(rows)} instead of {', '.join(columns)}"
+            raise ValueError(f"{what}; remove it, or create it again")
+        rows[[*numbers]] = rows[[*numbers]].apply(pd.to_numeric)
     return rows
 
 
@@ -79,7 +61,8 @@ def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[st
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-        new = [{column: str(row[column]) for column in columns} for row in added]
-        old = read_table(path, columns) if key else []
-        rows = {tuple(row.values())[: key or None]: row for row in [*old, *new]}
-        write_rows(path, pd.DataFrame([*rows.values()], columns=columns))
+        rows = pd.DataFrame([map(str, map(row.get, columns)) for row in added], columns=columns)
+        if key:
+            rows = pd.concat([read_table(path, columns), rows])
+            rows = rows.groupby([*columns[:key]], sort=False).last().reset_index()
+        write_rows(path, rows)

@@ -168,7 +168,7 @@ def check_alike(label: str, one: Run, other: Run, only: str = ".*") -> None:
     defaults of their encoding that older runs do not have."""
     first, second = (
         {key: value for key, value in whole.items() if re.fullmatch(only, key)}
-        for whole in (_defaults(run) | run.settings for run in (one, other))
+        for whole in (_usual(run.encoding) | run.settings for run in (one, other))
     )
     if changes := differences(first, second):
         what = f"{one.folder} and {other.folder} are both {label}, with other settings"
@@ -179,11 +179,8 @@ def _usual(encoding: str) -> Settings:
     """Returns the defaults of an encoding, those of a new model for `theta` of the configuration,
     which older runs of CARoPE have stored."""
     usual = ENCODINGS[encoding].defaults() if encoding in ENCODINGS else {}
-    return usual | ({"theta": 10_000.0} if encoding == "carope" else {})
-
-
-def _defaults(run: Run) -> Settings:
-    return {f"position.{name}": value for name, value in _usual(run.encoding).items()}
+    usual |= {"theta": 10_000.0} if encoding == "carope" else {}
+    return {f"position.{name}": value for name, value in usual.items()}
 
 
 def kind_of(runs: Iterable[Run]) -> str:
@@ -304,7 +301,7 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
         usual = _usual(encoding)
         for key, name in named.items():
             value, argument = settings.get(name), key.removeprefix("position.")
-            free = key != argument and (name not in settings or value == usual.get(argument, ...))
+            free = key != argument and (name not in settings or value == usual.get(key, ...))
             peers = [
                 other.get(name)
                 for other in groups
