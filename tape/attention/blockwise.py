@@ -2,9 +2,10 @@
 values and payload under one softmax, biases and scores of an encoding, masks, the log-sum-exp.
 
 The scores of a block, and the bias in them, are computed again in the backward pass. Products and
-softmax are in float32 or float64: torch has no products of 16-bit numbers on a CPU whose sums are
-not rounded, and without instructions for them they take ten times as long. On a GPU only inputs
-with biases that its fused kernels do not compute go this way.
+softmax are in float32 or float64, because torch's products of 16-bit numbers round their sums.
+Where the processor multiplies in bfloat16, only the gradients of bfloat16 keys and values are such
+products: torch's fused kernel rounds them, too. On a GPU only inputs with biases that its fused
+kernels do not compute go this way.
 """
 
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from tape.positions.scores import ScoreBias
 # Queries of a block, whose keys are read together; half as many if they have a bias of pairs, which
 # takes memory for B H BLOCK / 2 S of them. Fewer take less memory and more time.
 BLOCK = 256
+HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # in products on this CPU
 TILE = 512  # keys whose scores with a block, of one head and thread, fit into a core's cache
 
 
@@ -68,6 +70,11 @@ class Operands:
     Queries and keys have G more channels if their bias is separated. Given the log-sum-exp (B, K,
     G, T, 1), queries have it, negated, as another channel, and keys and values one of ones: their
     products are less a number of the query without an operation for it.
+
+    Attributes:
+        narrow: dtype of the products that make gradients of keys and values.
+        plain_q: given the log-sum-exp, queries with the channels of a bias and without the scaling,
+            in this dtype.
     """
 
     def __init__(
@@ -84,19 +91,23 @@ class Operands:
         self.H, self.T = q.shape[1:3]
         self.G, self.size = self.H // self.K, blocks.size
         self.parts = [x.shape[-1] for x in (v, payload) if x is not None]
-        q, k = q.to(self.dtype) * (blocks.scaling * LOG2_E), k.to(self.dtype)
-        queries, keys = [q.unflatten(1, (self.K, self.G))], [k]
+        fast = q.dtype == torch.bfloat16 and (q.is_cuda or HAS_BFLOAT16)
+        self.narrow = q.dtype if fast else self.dtype
+        q, k = q.to(self.dtype).unflatten(1, (self.K, self.G)), k.to(self.dtype)
+        queries, keys = [q], [k]
         values = [v] if payload is None else [v, payload]
         if blocks.separated:
             heads = torch.eye(self.G, dtype=self.dtype, device=k.device)[:, None]
-            queries.append(heads.expand(*queries[0].shape[:-1], -1))
+            queries.append(heads.expand(*q.shape[:-1], -1))
             keys.append(k.new_zeros(*k.shape[:-1], self.G))
         self.channels = sum(x.shape[-1] for x in keys)
         if lse is not None:
+            self.plain_q = joined(queries).to(self.narrow)
             queries.append(-lse)
             ones = k.new_ones(*k.shape[:-1], 1)
             keys.append(ones)
             values.append(ones)
+        queries[0] = q * (blocks.scaling * LOG2_E)
         self.q, self.k, self.values = (joined(x) for x in (queries, keys, values))
         self.values = self.values.to(self.dtype)
         self.causal = k.new_full((blocks.size, blocks.size), -torch.inf).triu(1)
@@ -181,6 +192,14 @@ def stacked(x: Tensor, place: Place, queries: slice) -> Tensor:
     return x[*place, :, queries].flatten(1, 2)
 
 
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds a @ b, which may have a narrower dtype, to the total."""
+    if a.dtype == total.dtype:
+        total.baddbmm_(a, b)
+    else:
+        total += a @ b
+
+
 def averages(
     given: Operands, blocks: Blocks, bias: NoBias, attended: list[Tensor]
 ) -> tuple[Tensor, Tensor | None]:
@@ -229,30 +248,35 @@ class Gradients:
 
     def __init__(self, given: Operands, grad: Tensor, width: int):
         self.given, self.grad = given, grad
-        self.width = width
+        self.outer = grad[..., :width].to(given.narrow)
         self.of_q = torch.empty_like(given.q[..., : given.D])
         # Transposed: products write rows of many keys.
         self.of_k, self.of_values = (
             grad.new_zeros(given.B, given.K, N, given.S) for N in (given.channels, width)
         )
         self.memory = grad.new_empty(2, 0)
+        self.narrow = self.memory.to(given.narrow)
 
     def add(
         self, place: Place, queries: slice, keys: slice, hidden: Tensor | None, bias: NoBias
     ) -> None:
         """Adds what some heads of a block contribute, tile by tile of the keys."""
         given, t = self.given, queries.stop - queries.start
-        q, grad = (stacked(x, place, queries) for x in (given.q, self.grad))
-        of_keys, wanted = q[..., : given.channels].mT, grad[..., : self.width].mT
-        n = q.shape[0] * q.shape[1]
+        grad, plain_q, outer = (
+            stacked(x, place, queries) for x in (self.grad, given.plain_q, self.outer)
+        )
+        n = grad.shape[0] * grad.shape[1]
         most = n * min(TILE, keys.stop - keys.start)
         if self.memory.shape[1] < most:
             self.memory = self.memory.new_empty(2, most)
-        of_q = torch.empty_like(q[..., : given.D])
+            if given.narrow != given.dtype:
+                self.narrow = self.narrow.new_empty(2, most)
+        of_q = grad.new_empty(*grad.shape[:-1], given.D)
         for start in range(keys.start, keys.stop, TILE):
             tile = slice(start, min(keys.stop, start + TILE))
             size = tile.stop - tile.start
-            weights, of_scores = (x[: n * size].view(len(q), -1, size) for x in self.memory)
+            both = self.memory[:, : n * size].view(2, len(grad), -1, size)
+            weights, of_scores = both
             unseen = None
             if hidden is not None:
                 unseen = hidden[..., tile.start - keys.start : tile.stop - keys.start]
@@ -261,9 +285,12 @@ class Gradients:
             torch.bmm(grad, given.values[*place, tile].mT, out=of_scores).mul_(weights)
             later = float(start > keys.start)  # 0: what stands in memory does not count
             of_q.baddbmm_(of_scores, given.k[*place, tile, : given.D], beta=later)
-            self.of_k[*place, :, tile].baddbmm_(of_keys, of_scores)
-            self.of_values[*place, :, tile].baddbmm_(wanted, weights)
             bias.collect(place, tile, of_scores)
+            if given.narrow != given.dtype:
+                both = self.narrow[:, : n * size].view_as(both).copy_(both)
+            weights, of_scores = both
+            add_product(self.of_k[*place, :, tile], plain_q.mT, of_scores)
+            add_product(self.of_values[*place, :, tile], outer.mT, weights)
         self.of_q[*place, :, queries] = of_q.unflatten(1, (-1, t))
 
 
@@ -333,7 +360,7 @@ class _Blockwise(torch.autograd.Function):
                 of_sums = None if grad_lse is None else grad_lse[..., queries]
                 bias.finish(queries, keys, found.of_k, of_sums)
             of_q = found.of_q.flatten(1, 2).mul_(blocks.scaling).to(q.dtype)
-            of_k = (found.of_k[:, :, : given.D] / LOG2_E).mT.to(k.dtype)
+            of_k = (found.of_k[:, :, : given.D] * blocks.scaling).mT.to(k.dtype)
             of_values = [*found.of_values.mT.to(v.dtype).split(learned, dim=-1), None]
         of_bias = [None] * (len(needs) - 7)
         return None, of_q, of_k, *of_values[:2], bias.of_terms(), None, *(bias.gradients or of_bias)

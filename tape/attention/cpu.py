@@ -10,8 +10,6 @@ from tape.attention.masks import Seen, is_long
 from tape.attention.payload import Attended, Request, Values
 from tape.positions.scores import masked
 
-HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # in its products
-
 
 def attend(request: Request) -> Attended | None:
     """Returns the averages of a request without dropout on a CPU, or None where torch's fused
@@ -29,7 +27,7 @@ def attend(request: Request) -> Attended | None:
     # torch's kernels have values of the queries' width: a payload takes a second call.
     joint = values.payload is not None and q.requires_grad and mask is None and T == S
     if is_long(T, q.device):
-        slow = q.element_size() == 2 and not HAS_BFLOAT16
+        slow = q.element_size() == 2 and not blockwise.HAS_BFLOAT16
         plain = bias is None and values.payload is None and not needs_lse
         joint |= not plain or isinstance(mask, Seen) or slow
     elif q.element_size() == 2 or bias is not None or needs_lse:
