@@ -31,10 +31,24 @@ SHAPES = {
     "tiny": SMALL | {"layers": 2, "hidden": 64, "mlp": 128, "vocabulary": 256},
     "small": SMALL,
     "base": BASE,
+    "smollm2": {
+        "layers": 30,
+        "hidden": 576,
+        "heads": 9,
+        "kv_heads": 3,
+        "mlp": 1536,
+        "vocabulary": 49152,
+    },
     "llama2_7b": BASE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008},
 }
 # Sequences of a training step and their length.
-TOKENS = {"tiny": (4, 32), "small": (8, 256), "base": (1, 1024), "llama2_7b": (1, 8192)}
+TOKENS = {
+    "tiny": (4, 32),
+    "small": (8, 256),
+    "base": (1, 1024),
+    "smollm2": (1, 2048),
+    "llama2_7b": (1, 8192),
+}
 
 
 @dataclass(frozen=True)

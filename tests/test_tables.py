@@ -12,6 +12,7 @@ from pages import RESULTS, ROOT, blocks, rows_of
 from tape.analysis import stability, state, visualize
 from tape.cli.leaderboard import leaderboard
 from tape.cli.settings.groups import ABLATIONS
+from tape.core.statistics import student
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.results import differences, load
 from tape.results.compare import markdown
@@ -75,6 +76,35 @@ def test_the_table_of_parts_is_that_of_the_results():
         for each, told in zip(found.itertuples(), (x[place] for x in shown), strict=True):
             digits = len(told.partition(".")[2].partition(" ")[0])
             assert told == f"{each.mean:+.{digits}f} ± {each.half_width:.{digits}f}"
+
+
+CHANGES = {
+    "no update": "initial",
+    "one constant magnitude per head": "constant",
+    "the state of another text": "other_text",
+    "RoPE's phases, TAPE's magnitudes": "magnitudes",
+    "TAPE's phases, RoPE's magnitude": "phases",
+    "no update in attention": "without_attention",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "columns"), [("state", {1: 256, 2: 512, 3: 1024}), ("findings", {1: 256})]
+)
+def test_losses_with_changed_states_are_those_of_the_rows(page, columns):
+    rows = pd.read_csv(RESULTS / "state" / "state.csv").query("measure == 'loss'")
+    losses = rows.pivot(index=["length", "model"], columns="change", values="value")
+    costs = losses.sub(losses["none"], axis=0)
+    section = (ROOT / "docs" / f"{page}.md").read_text().partition("changed states")[2]
+    table = re.search(r"^\| (?:loss|change of).*\n(?:\|.*\n)+", section, re.MULTILINE)[0]
+    shown = [line.strip(" |").split(" | ") for line in table.splitlines()[2:]]
+    assert len(shown) >= 4
+    for line, (place, length) in product(shown, columns.items()):
+        if len(line) > place and (told := re.search(r"\S+ ± \S+", line[place])):
+            cost = costs.loc[length, CHANGES[line[0]]]
+            mean, half = cost.mean(), student(cost)
+            digits = len(told[0].partition(".")[2].partition(" ")[0])
+            assert told[0] == f"{mean:+.{digits}f} ± {half:.{digits}f}"
 
 
 PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
