@@ -27,7 +27,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from tape.core.files import read_object, write_text
-from tape.core.validation import check_integer, check_path
+from tape.core.validation import check_flag, check_integer, check_path
 from tape.data.blocks import (
     as_example,
     batches,
@@ -100,6 +100,7 @@ class C4Corpus(Corpus):
         check_integer("data.validation_documents", validation_documents)
         check_integer("data.tokenizer_documents", tokenizer_documents)
         check_integer("data.window", window, most=LARGEST_WINDOW)
+        check_flag("data.streaming", streaming)
         super().__init__(name, documents)
         self.streaming, self.seed, self.window = streaming, seed, window
         self.validation_documents = validation_documents
