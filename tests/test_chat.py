@@ -12,6 +12,7 @@ from tape.data import TextCorpus, train_tokenizer
 from tape.evaluation import chat, lm_eval, questions
 from tape.imports.models import import_model
 from tape.model.checkpoint import load
+from tape.tasks.passkey.passkey_task import PasskeyQuestions
 
 HELD = "{% if add_generation_prompt %}<assistant>{% endif %}"
 COMMAND = ("-m", "tape.cli")
@@ -42,6 +43,16 @@ def given(monkeypatch):
 
     monkeypatch.setattr(questions, "greedy", noted)
     return prompts
+
+
+def test_an_answer_in_a_sentence_is_not_cut(model):
+    _, tokenizer = load(model)
+    questions = chat.ChatQuestions(PasskeyQuestions(300, 300, 3, 1), tokenizer)
+    (group,) = questions.groups(tokenizer)
+    for question in group:
+        answer = f"The pass key is {question.answer.values[0]}"
+        written = [*tokenizer(answer)["input_ids"], tokenizer.eos_token_id]
+        assert questions.mark(question, written[: question.room], tokenizer).right
 
 
 def test_pass_keys_are_asked_in_the_template(model, tmp_path, given):

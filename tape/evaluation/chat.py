@@ -9,6 +9,10 @@ from transformers import PreTrainedTokenizerBase
 from tape.evaluation.questions import Answer, Batch, Question, Questions
 from tape.model.modeling import TapeForCausalLM
 
+# Tokens of an answer besides those of the task: chat models answer in a sentence, as in "The pass
+# key is 12345." A cut answer would count as wrong.
+SENTENCE = 32
+
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns a hash of the chat template, for results; raises a ValueError if there is none."""
@@ -20,7 +24,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> str:
 
 class ChatQuestions(Questions):
     """Questions of a task as messages of a user. Lengths are those of the messages; the template
-    adds tokens."""
+    adds tokens. Answers have room for a sentence."""
 
     def __init__(self, asked: Questions, tokenizer: PreTrainedTokenizerBase):
         if getattr(asked, "original", False):
@@ -29,7 +33,7 @@ class ChatQuestions(Questions):
         self.LIMIT = asked.LIMIT
 
     def settings(self) -> dict[str, Any]:
-        return self.asked.settings() | {"chat": self.template}
+        return self.asked.settings() | {"chat": self.template, "chat_room": SENTENCE}
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterable[list[Question]]:
         for group in self.asked.groups(tokenizer):
@@ -38,7 +42,8 @@ class ChatQuestions(Questions):
     def in_chat(self, question: Question, tokenizer: PreTrainedTokenizerBase) -> Question:
         if not isinstance(question.prompt, str):
             raise ValueError("--chat: the prompts of this task are no texts; leave it out")
-        return question._replace(tokens=len(self.ids(question, tokenizer)))
+        tokens, room = len(self.ids(question, tokenizer)), question.room + SENTENCE
+        return question._replace(tokens=tokens, room=room)
 
     def check(self, model: TapeForCausalLM, batches: list[Batch], purpose: str = "") -> None:
         self.asked.check(model, batches, purpose)

@@ -64,7 +64,7 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
 CURVE = Panel(
     lambda rows: select(rows, "accuracy"), "length", (HEAT.labels[1], "accuracy"), share=True
 )
-KEYS = "max_tokens interval num_tests depths seed keys values plain original"
+KEYS = "max_tokens interval num_tests depths seed keys values plain original chat chat_room"
 VIEW = View(
     keys=tuple(KEYS.split()),
     columns=_columns,
