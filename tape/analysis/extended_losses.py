@@ -65,7 +65,8 @@ def table(rows: pd.DataFrame) -> str:
     of_length = {length: values[values["length"] == length] for length in PARTS}
     last = of_length[LONGEST].groupby("row")["value"].mean()
     methods.sort(key=lambda method: (method != NONE, last[method]))
-    compared = {n: differences(x, NONE) for n, x in of_length.items()} if _paired(values) else {}
+    paired = values["seed"].nunique() > 1
+    compared = {n: differences(x, NONE) for n, x in of_length.items()} if paired else {}
     head = ["method", *(f"to {length:,}" for length in PARTS)]
     lines = [[*head, *(f"to {n:,}, minus none" for n in compared)]]
     for method in methods:
@@ -80,10 +81,6 @@ def table(rows: pd.DataFrame) -> str:
             line.append(cell)
         lines.append(line)
     return markdown_table(lines)
-
-
-def _paired(values: pd.DataFrame) -> bool:
-    return values["seed"].nunique() > 1
 
 
 def picture(rows: pd.DataFrame) -> Figure:

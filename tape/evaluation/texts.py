@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -143,17 +143,25 @@ def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
     return tape.data.LocalCorpus() if name == "local" else tape.data.BigramCorpus()
 
 
+def recorded_corpus(path: Path) -> tuple[type[Corpus] | None, dict[str, Any]]:
+    """Returns the class of the corpus in the record of a run and its settings; None for data of
+    another kind."""
+    recorded = read_object(path)
+    with reading(path):
+        settings = dict(recorded["data"])
+        package, _, name = settings.pop("_target_").rpartition(".")
+    found = getattr(tape.data, name, None) if package == tape.data.__name__ else None
+    is_corpus = isinstance(found, type) and issubclass(found, Corpus)
+    return found if is_corpus else None, settings
+
+
 def check_split(corpus: TextCorpus, model: Path) -> None:
     """Raises a ValueError if a model was trained on files of a corpus that it splits otherwise: in
     the validation split may be what it was trained on. Of documents that are held out by their
     hashes, fewer than in training are none of those."""
-    if not (path := model / TRAINED).is_file():
-        return
-    recorded = read_object(path)
-    with reading(path):
-        settings = dict(recorded["data"])
-        kind = settings.pop("_target_").rpartition(".")[2]
-    if kind != TextCorpus.__name__:
+    path = model / TRAINED
+    kind, settings = recorded_corpus(path) if path.is_file() else (None, {})
+    if kind is not TextCorpus:
         return
     try:
         own = TextCorpus(**settings)
@@ -175,16 +183,12 @@ def trained_on(folder: Path) -> Corpus:
     path = folder / TRAINED
     if not path.is_file():
         raise ValueError(f"--data run: {folder} has no {TRAINED}; give the text's name or file")
-    recorded = read_object(path)
-    with reading(path):
-        settings = dict(recorded["data"])
-        package, _, kind = settings.pop("_target_").rpartition(".")
-    corpus = getattr(tape.data, kind, None) if package == tape.data.__name__ else None
-    if not (isinstance(corpus, type) and issubclass(corpus, Corpus)):
+    kind, settings = recorded_corpus(path)
+    if kind is None:
         raise ValueError(f"--data run: {folder} was not trained on a text; give --data local")
-    corpus = corpus(**settings)
+    corpus = kind(**settings)
     with reading(path):
-        before = recorded["tokens"]["validation"]
+        before = read_object(path)["tokens"]["validation"]
     if token_fingerprint(corpus, "validation", load_tokenizer(str(folder))) != before:
         what = f"{corpus.name} or the tokenizer has changed since {folder} was trained"
         remedy = "restore it, or give another text, as in --data text --files x"

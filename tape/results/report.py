@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +26,7 @@ from tape.core.provenance import TRAINED
 from tape.core.run_folder import CONFIGURATION
 from tape.results.runs import RESULTS
 
+KINDS = ("Comparisons", "Other results", "Single runs")  # of folders, in the order of the page
 INDEX = "index.html"
 MARK = '<meta name="generator" content="tape.results.report">'  # identifies pages of this program
 # Tables, headings, lists and indented code; within a line, text is text and nothing else.
@@ -53,7 +53,8 @@ def run(folders: Sequence[Path], out: Path) -> str:
         raise ValueError(f"no results in {names}: to create the first, run tape train")
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     about = f"Made {now} at commit {provenance.commit() or 'unknown'} on {provenance.machine()}."
-    text = page(title=f"Results in {names}", about=about, unfinished=unfinished, sections=sections)
+    shown = {"unfinished": unfinished, "sections": sections, "kinds": KINDS}
+    text = page(title=f"Results in {names}", about=about, **shown)
     write_text(out / INDEX, text)
     return (
         f"{out / INDEX}: {len(sections)} folders with results, {len(unfinished)} unfinished "
@@ -95,24 +96,12 @@ def walk(root: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-class Kind(IntEnum):
-    """Kinds of folders with results, in the order of the page."""
-
-    COMPARISON = 0
-    OTHER = 1
-    RUN = 2
-
-    @property
-    def title(self) -> str:
-        return ("Comparisons", "Other results", "Single runs")[self]
-
-
-def kind_of(folder: Path) -> Kind:
-    """Returns the kind of a folder; an evaluation in the folder of a run belongs to that."""
+def kind_of(folder: Path) -> int:
+    """Returns the index in KINDS of a folder; an evaluation in the folder of a run is of that."""
     if (folder / RESULTS).is_file() or (folder / "table.md").is_file():
-        return Kind.COMPARISON
+        return 0
     of_a_run = any((each / CONFIGURATION).is_file() for each in (folder, *folder.parents))
-    return Kind.RUN if of_a_run else Kind.OTHER
+    return 2 if of_a_run else 1
 
 
 def first_row(texts: Sequence[str]) -> str:
