@@ -42,7 +42,7 @@ def speed(given: list[str]) -> argparse.Namespace:
     switch = {"action": "store_true", "default": False}
     add("--checkpointing", help="of activations, in decoders that train", **switch)
     add("--alone", help="each method alone: for models that are large", **switch)
-    add("--rounds", type=integer(3, 10**6), default=15, help="of all methods (default: 15)")
+    add("--rounds", type=integer(1, 10**6), default=15, help="of all methods (default: 15)")
     add("--out", type=result_folder, default="output/speed", help="folder, in which it resumes")
     arguments = parser.parse_args(given)
     known = {name for case in arguments.case for name in METHODS[case]}
