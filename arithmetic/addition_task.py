@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
+from arithmetic import TASK
 from arithmetic.problems import Problems
 from tape.encodings.abacus import Abacus
 from tape.evaluation.accuracy import Accuracy, Measure
@@ -59,7 +60,6 @@ GRID = Accuracy(
     listing="diagonal",
     listed=_diagonal,
 )
-read_evaluation = GRID.read
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ArithmeticTask(GeneratedTask):
     """The questions are `samples` problems of each cell up to twice the trained lengths."""
 
     kind = Problems
-    name = "addition"
+    record = TASK
     unit = "problems"
     results = GRID
 

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from scrolls.rows import Row, Split, find, identity, read_rows, spread
-from scrolls.tasks import TASKS, Task
+from scrolls.tasks import BUDGETS, TASKS, Budget, Task
 from tape.core.files import new_folder, read_object, read_or_discard
 from tape.core.progress import track
 from tape.core.validation import look_up
@@ -30,25 +30,6 @@ from tape.model.loss import IGNORED
 TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
 TRAINED_FOR = "scrolls.json"  # in the folder of a fine-tuned model: its task and budget
 ROWS = "rows.arrow"
-
-
-class Budget(NamedTuple):
-    """Tokens of the prompt, including the question, and of the answer without EOS."""
-
-    prompt: int
-    answer: int
-
-    @property
-    def length(self) -> int:
-        return self.prompt + self.answer + 1
-
-
-# paper8k and table5 are the paper's (its script, its Table 5); demo is for trying things out.
-BUDGETS = {
-    "paper8k": {"answer": Budget(7991, 200), "summary": Budget(7191, 1000)},
-    "table5": {"answer": Budget(823, 200), "summary": Budget(767, 256)},
-    "demo": {"answer": Budget(223, 32), "summary": Budget(191, 64)},
-}
 
 
 def trained_for(folder: Path, what: Literal["task", "budget"]) -> str:

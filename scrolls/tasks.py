@@ -15,6 +15,25 @@ LAYOUTS = {
 }
 
 
+class Budget(NamedTuple):
+    """Tokens of the prompt, including the question, and of the answer without EOS."""
+
+    prompt: int
+    answer: int
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.answer + 1
+
+
+# paper8k and table5 are the paper's (its script, its Table 5); demo is for trying things out.
+BUDGETS = {
+    "paper8k": {"answer": Budget(7991, 200), "summary": Budget(7191, 1000)},
+    "table5": {"answer": Budget(823, 200), "summary": Budget(767, 256)},
+    "demo": {"answer": Budget(223, 32), "summary": Budget(191, 64)},
+}
+
+
 class Task(NamedTuple):
     name: str  # also of its zip on the hub, and of the folder in the zip
     layout: Literal["document", "question", "choices"]

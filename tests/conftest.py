@@ -176,7 +176,7 @@ def composed(*overrides):
 
 def pytest_report_header():
     """The size of the project, which one person should be able to read."""
-    rooms = [ROOT / name for name in ("tape", "arithmetic", "scrolls", "benchmarks")]
+    rooms = [ROOT / name for name in ("tape", "arithmetic", "scrolls")]
     product = [*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))]
     for name, files in {"product": product, "tests": [*ROOT.glob("tests/*.py")]}.items():
         lines = sum(len(path.read_bytes().splitlines()) for path in files)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from commands import ROOT
 
-LINKED = ("arithmetic", "benchmarks", "config")
+LINKED = ("arithmetic", "config")
 FILES = ("tape", "train.py", "sweep.py", "eval_retrieval.py", "eval_scrolls.py")
 # Shows commands in place of running them; sweep.py shows its own.
 RECORDER = """#!/usr/bin/env bash

@@ -26,10 +26,13 @@ from script_folder import lay_out
 from torch.distributed.run import get_args_parser
 
 import tape.cli.__main__ as cli
-from tape import parsers
+from tape.cli.commands import all_commands
 from tape.cli.settings.composition import compose_run
 from tape.cli.settings.groups import options
+from tape.evaluation.task import tasks_by_name
 
+BY_NAME = all_commands()
+TARGETS = {command.module for command in BY_NAME.values()}
 # Ends at the first command that does not end as it should, or that imports torch.
 ENDED_AT_ONCE = """
 import contextlib, io, sys
@@ -80,9 +83,9 @@ verify missing
 
 def test_help_and_refusals_do_not_wait_for_torch():
     refused = REFUSED.strip().splitlines()
-    assert {*cli.TARGETS} == {line.split()[0] for line in refused}
-    tasks = [f"evaluate --task {task} --help" for task in (*parsers.TASKS, parsers.SCROLLS)]
-    words = ["--help", "trian", *tasks, *(f"{name} --help" for name in cli.TARGETS), *refused]
+    assert {*BY_NAME} == {line.split()[0] for line in refused}
+    tasks = [f"evaluate --task {task} --help" for task in tasks_by_name()]
+    words = ["--help", "trian", *tasks, *(f"{name} --help" for name in BY_NAME), *refused]
     command = [sys.executable, "-c", ENDED_AT_ONCE]
     done = subprocess.run(command, cwd=ROOT, input="\n".join(words), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -103,7 +106,7 @@ cli.main()
 
 
 def test_commands_are_those_of_the_checkout_that_one_is_in(tmp_path):
-    (package := tmp_path / "tape" / "commands").mkdir(parents=True)
+    (package := tmp_path / "tape" / "cli").mkdir(parents=True)
     for folder in (package.parent, package):
         (folder / "__init__.py").touch()
     (package / "__main__.py").write_text("print('here')")
@@ -120,24 +123,24 @@ def test_a_command_that_is_started_several_times_is_refused(monkeypatch):
 
 def test_the_documentation_calls_commands_by_their_names():
     pages = "".join(path.read_text() for path in [ROOT / "README.md", *DOCS])
-    assert not [name for name in cli.TARGETS if f"tape {name}" not in pages]
-    assert not [target for target in cli.TARGETS.values() if f"-m {target}" in pages]
+    assert not [name for name in BY_NAME if f"tape {name}" not in pages]
+    assert not [target for target in TARGETS if f"-m {target}" in pages]
 
 
 def test_the_table_names_every_command_of_the_project():
     programs = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for room in ("tape", "arithmetic", "scrolls", "benchmarks")
+        for room in ("tape", "arithmetic", "scrolls")
         for path in (ROOT / room).rglob("*.py")
         if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
     }
-    assert {*cli.TARGETS.values()} == programs - {"tape.cli.__main__"}
+    assert programs - {"tape.cli.__main__"} == TARGETS
 
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += DOCS
 PROGRAMS = ("python", "torchrun", "accelerate", "hf")
-NAMED = "|".join((*PROGRAMS, rf"(?:\.venv/bin/)?tape (?:{'|'.join(cli.TARGETS)})", "bash|srun"))
+NAMED = "|".join((*PROGRAMS, rf"(?:\.venv/bin/)?tape (?:{'|'.join(BY_NAME)})", "bash|srun"))
 BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{NAMED}) "
 # What a page leaves to its reader, and what is taken here.
 PLACEHOLDERS = {
@@ -304,8 +307,9 @@ def check_arguments(words: tuple[str, ...]) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        patch.setattr("tape.parsers.model_folder", Path)
-        patch.setattr("scrolls.parsers.model_folder", Path)
+        for module in ("analyse", "compare", "evaluate", "models"):
+            patch.setattr(f"tape.cli.{module}.model_folder", Path, raising=False)
+        patch.setattr("scrolls.commands.model_folder", Path)
         patch.setattr("tape.core.command.Existing.__call__", argparse._StoreAction.__call__)
         run_command(*words, folder=ROOT, succeeds=True)
 

@@ -60,7 +60,7 @@ def test_the_readmes_encoding_works(monkeypatch, tmp_path):
 
 
 def test_the_guides_encoding_is_the_packages():
-    guide, package = ROOT / "CONTRIBUTING.md", ROOT / "tape" / "positions"
+    guide, package = ROOT / "CONTRIBUTING.md", ROOT / "tape" / "encodings"
     code, loops = blocks(guide, "python"), ROOT / "tests/references.py"
     files = [package / "bias.py"] * 2 + [loops] + [package / "fox.py"] * (len(code) - 4) + [loops]
     for block, file in zip(code, files, strict=True):

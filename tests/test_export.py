@@ -77,7 +77,7 @@ def test_every_encoding_loads_without_the_package(tmp_path):
         with torch.no_grad():
             expected = {"tokens": tokens, "logits": model(tokens).logits, **buffers}
         save_file(expected, folder / "expected.safetensors")
-        write_code(folder)
+        write_code(model, folder)
     words = [sys.executable, "-c", CHECKS, str(tmp_path / "models")]
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -85,8 +85,8 @@ def test_every_encoding_loads_without_the_package(tmp_path):
 
 
 def test_with_the_package_its_own_code_is_used(tmp_path):
-    make_model("tape").save_pretrained(tmp_path / "a")
-    write_code(tmp_path / "a")
+    (model := make_model("tape")).save_pretrained(tmp_path / "a")
+    write_code(model, tmp_path / "a")
     for trust in (None, True):
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "a", trust_remote_code=trust)
         assert type(model) is TapeForCausalLM
@@ -108,7 +108,7 @@ def test_imports_of_every_form():
     source = (
         'text = "é"\n'
         "from tape.positions import (\n    Positions,\n    sampling as s,\n)\n"
-        "def f():\n    from tape import validation\n    return validation\n"
+        "def f():\n    from tape.core import validation\n    return validation\n"
     )
     flat, imported = flatten.rewrite(source, "tape.some")
     assert flat == (
@@ -116,8 +116,8 @@ def test_imports_of_every_form():
         "from .positions import Positions\n"
         "from .positions_sampling import __name__ as _s\n"
         "from . import positions_sampling as s\n"
-        "def f():\n    from .validation import __name__ as _validation\n"
-        "    from . import validation as validation\n"
+        "def f():\n    from .core_validation import __name__ as _validation\n"
+        "    from . import core_validation as validation\n"
         "    return validation\n"
     )
     assert set(imported) == {"tape.core.validation", "tape.positions", "tape.positions.sampling"}

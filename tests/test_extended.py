@@ -13,7 +13,8 @@ from reference_parts import trained_distance
 from test_contract import check_against_loops, loops_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tape import TapeConfig, TapeForCausalLM, parsers
+from tape import TapeConfig, TapeForCausalLM
+from tape.cli import evaluate as parsers
 from tape.encodings.pieces import METHODS
 from tape.evaluation import curves, perplexity
 from tape.evaluation.accuracy import effective_length

@@ -12,6 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from arithmetic.problems import character_tokenizer
 from tape import TapeConfig, TapeForCausalLM
+from tape.cli.evaluate import perplexity
+from tape.cli.models import FORMATS
+from tape.evaluation import EXTENSIONS
 from tape.evaluation.extension import extended
 from tape.export import export
 from tape.export.family import family_config
@@ -19,7 +22,6 @@ from tape.model import families
 from tape.model.adapters import Method, adapt, save_configuration
 from tape.model.checkpoint import load_model
 from tape.model.families import FAMILIES, WRITTEN
-from tape.parsers import EXTENSIONS, FORMATS, perplexity
 from tape.training.build import adapt_model, adapted_config, identity
 
 LENGTH, LONGER = 16, 31  # trained, and given

@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tape import parsers
+from tape.cli import evaluate as parsers
 from tape.evaluation import lm_eval as entry
 from tape.evaluation.lm_eval import Harness
 from tape.model.checkpoint import load

@@ -14,7 +14,8 @@ from commands import ROOT, tape
 from conftest import VOCABULARY, make_model, random_tokens, refuses
 from script_folder import commands_of, lay_out, start
 
-from tape import TapeForCausalLM, parsers
+from tape import TapeForCausalLM
+from tape.cli import evaluate as parsers
 from tape.core import run_folder as runs
 from tape.core.files import write_text
 from tape.evaluation import perplexity as entry
@@ -329,7 +330,7 @@ LINES = {
 
 @pytest.mark.parametrize(("lines", "expected"), LINES.items())
 def test_the_papers_command_line(lines, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr("tape.parsers.model_folder", Path)
+    monkeypatch.setattr("tape.cli.evaluate.model_folder", Path)
     (tmp_path / "project").mkdir()
     folder = lay_out(tmp_path / "project")
     for file in ("data/proof_pile.bin", "data/pg19_test.bin", "my data/proof_pile.bin"):

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from pages import RESULTS
 from test_tables import CONTRASTS, TABLES
 
-from benchmarks import growth, parsers, speed
-from tape.analysis import state
+from tape.analysis import growth, speed, state
+from tape.cli import analyse as parsers
 from tape.cli.leaderboard import leaderboard
 from tape.evaluation.figures import write_figure
 from tape.results import rates

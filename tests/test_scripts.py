@@ -18,7 +18,7 @@ from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
 from test_scrolls import make_base
 
-from tape.cli.__main__ import TARGETS
+from tape.cli.commands import all_commands
 from tape.cli.settings.composition import compose_run
 from tape.cli.settings.groups import options
 
@@ -276,7 +276,9 @@ LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(options("
 def test_runs_of_a_sweep_compose(name):
     fewer = ["vary.data=parity"] if name == "suite" else []
     fewer += ["vary.trainer.learning_rate=[1e-3]"] if "rates" in name else []
-    assert {command[0] for command in commands(f"sweep={name}", "seeds=[0]", *fewer)} <= {*TARGETS}
+    assert {command[0] for command in commands(f"sweep={name}", "seeds=[0]", *fewer)} <= {
+        *all_commands()
+    }
 
 
 # Words of a sweep | what is wrong with them; those of the runs follow --.

@@ -22,7 +22,8 @@ from trained import losses
 from transformers import PreTrainedTokenizerFast
 
 import scrolls.generate as entry
-from scrolls import parsers, rows
+from scrolls import commands as parsers
+from scrolls import rows
 from scrolls.examples import BUDGETS, Budget, Prompts, tokenize_split
 from scrolls.generate import answers, plan
 from scrolls.rows import HUB, find, read_rows

@@ -15,9 +15,11 @@ from commands import ROOT, tape
 from conftest import refuses
 from pages import check_shown
 
-from benchmarks import growth, parsers
-from benchmarks import speed as bench
-from benchmarks.workloads import CASES, DEVICE, Load, attention_layer, llama_layer, rewind
+from tape.analysis import growth
+from tape.analysis import speed as bench
+from tape.analysis.workloads import CASES, DEVICE, Load, attention_layer, llama_layer, rewind
+from tape.cli import analyse as parsers
+from tape.encodings import ENCODINGS
 from tape.evaluation.tables import markdown_table
 
 
@@ -143,7 +145,7 @@ def test_all_encodings(speed, monkeypatch):
     """Layers are called for their memory and kernels, or a note says why not."""
     monkeypatch.setattr(bench, "in_turn", lambda work, *_: dict.fromkeys(work, [1.0] * 7))
     _, rows = speed("--case layer --lengths 8 --backends eager")
-    assert {*parsers.ENCODINGS} < {*rows.method} and (rows.note == "").all()
+    assert {*ENCODINGS} < {*rows.method} and (rows.note == "").all()
     flex = "--case layer --lengths 8 --backends flex_attention --methods rope alibi"
     _, rows = speed(flex, out="flex")
     assert all((rows.milliseconds == "") == (rows.note != ""))

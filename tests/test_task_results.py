@@ -13,7 +13,7 @@ from conftest import refuses
 from test_tasks import CASES, evaluate, make_run
 
 from arithmetic.addition_task import GRID
-from tape import parsers
+from tape.cli import evaluate as parsers
 from tape.evaluation.figures import heat_map
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
@@ -132,7 +132,7 @@ def test_a_run_may_be_the_current_folder(tmp_path, monkeypatch):
 
 
 def test_command_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr("tape.parsers.model_folder", Path)
+    monkeypatch.setattr("tape.cli.evaluate.model_folder", Path)
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
     given = parsers.evaluate(["--task", "passkey", *line.split()])
     model, tokenizer = load(make_run(tmp_path, "original"))
@@ -172,7 +172,7 @@ def test_the_command(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("original", "", "error: give --task, one of addition, passkey, synthetic"),
+        ("original", "", "error: give --task, one of addition, passkey, scrolls, synthetic"),
         ("original", "division", "error: --task: unknown 'division'"),
         ("original", "addition", r"has no problems\.json: give the folder of a run on this task"),
         ("original", "synthetic", r"has no synthetic\.json: give the folder of a run on this task"),

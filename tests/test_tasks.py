@@ -22,7 +22,8 @@ from test_scrolls import make_base
 import tape.tasks.evaluate as entry
 from arithmetic.addition_task import GRID, GridQuestions
 from arithmetic.problems import Problems
-from tape import TapeForCausalLM, parsers
+from tape import TapeForCausalLM
+from tape.cli import evaluate as parsers
 from tape.core import provenance
 from tape.evaluation import journal as workers
 from tape.evaluation.journal import FILE, join

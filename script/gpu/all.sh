@@ -70,7 +70,7 @@ part() { # group name command: runs the command, unless it has finished or the t
 }
 
 speed() { # group name arguments
-    part "$1" "$2" benchmarks/speed.py --out "$out/$2" ${few[@]+"${few[@]}"} "${@:3}"
+    part "$1" "$2" -m tape.cli speed --out "$out/$2" ${few[@]+"${few[@]}"} "${@:3}"
 }
 
 train() { # group folder encoding length settings

@@ -18,15 +18,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
+from tape.analysis.shapes import SHAPE, Shape
 from tape.attention import blockwise
 from tape.core import provenance
+from tape.core.config import added_encodings
 from tape.core.files import write_text
 from tape.core.progress import track
 from tape.encodings import ENCODINGS
 from tape.evaluation.tables import markdown_table
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
-from tape.parsers import SHAPE, Shape
 from tape.positions.base import Positions
 from tape.positions.scores import ScoreBias
 
@@ -148,7 +149,7 @@ def configuration(shape: Shape, position: dict[str, Any]) -> TapeConfig:
 def encodings(shape: Shape) -> Iterator[dict[str, Any]]:
     """Yields all encodings, then TAPE's ablations: the widths of the paper's Table 7 at its 12
     heads, and the variants of Table 6."""
-    yield from ({"name": name} for name in ENCODINGS)
+    yield from ({"name": name} for name in (*ENCODINGS, *sorted(added_encodings())))
     heads = shape["heads"]
     for width in (heads, 2 * heads, 8 * heads, 16 * heads):
         yield {"name": "tape", "width": width}

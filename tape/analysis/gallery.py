@@ -19,7 +19,7 @@ from torch import Tensor
 from tape.analysis.cost import configuration
 from tape.core import provenance
 from tape.core.files import write_text
-from tape.encodings import canonical
+from tape.encodings import ENCODINGS, canonical
 from tape.evaluation.figures import side_by_side, write_figure
 from tape.model.modeling import TapeForCausalLM
 
@@ -100,7 +100,9 @@ def draw_map(axis: Axes, scores_HTT: Tensor) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Writes curves.png and .svg, maps.png and .svg, and scores.csv to a folder."""
-    names, out = dict.fromkeys(canonical(name)[0] for name in arguments.encodings), arguments.out
+    # Each layer of a mixture has the encoding of an entry.
+    asked = arguments.encodings or [name for name in ENCODINGS if name != "mixed"]
+    names, out = dict.fromkeys(canonical(name)[0] for name in asked), arguments.out
     found = {name: scores(name, arguments.length) for name in names}
     lines = pd.concat({name: pd.DataFrame(by_distance(x).numpy()) for name, x in found.items()})
     table = lines.stack().rename_axis(["encoding", "head", "distance"]).rename("score").round(6)

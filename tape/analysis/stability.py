@@ -21,7 +21,6 @@ from torch import Tensor
 from tape.analysis.inside import carry_out, check_size, dot_products, look_inside, windows
 from tape.core.progress import track
 from tape.core.statistics import student
-from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
@@ -75,7 +74,7 @@ def rows_of(
     """Yields a row per dtype, shift and layer of one model."""
     length, farthest = arguments.length, max(arguments.shifts)
     for dtype in arguments.dtypes:
-        model, tokenizer = load(folder, DTYPES[dtype])
+        model, tokenizer = load(folder, getattr(torch, dtype))
         check_size(model, length + farthest, f"--length {length} shifted by {farthest}", texts=2)
         bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if bos is None:

@@ -22,7 +22,6 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from tape.core.files import read_object
 from tape.encodings.mixed import Mixed
-from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table
 from tape.export.family import family_config
 from tape.model.checkpoint import CONFIG, load_model
@@ -327,7 +326,7 @@ def describe(found: Certificate, folder: Path) -> str:
 def main(given: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    found = verify(given.folder, given.tokens, DTYPES[given.dtype])
+    found = verify(given.folder, given.tokens, getattr(torch, given.dtype))
     print(describe(found, given.folder))
     if not found.equal:
         sys.exit(1)

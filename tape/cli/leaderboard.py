@@ -22,11 +22,12 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from tape import parsers
 from tape.analysis.cost import configuration, fake_model
+from tape.analysis.shapes import SHAPE as PAPER
 from tape.cli.settings.composition import compose_run, override
 from tape.core import provenance
-from tape.core.files import ROOT, reading, write_text
+from tape.core.files import reading, write_text
+from tape.core.provenance import SOURCE
 from tape.encodings import ENCODINGS
 from tape.evaluation.accuracy import ratio
 from tape.evaluation.figures import side_by_side, write_figure
@@ -38,7 +39,7 @@ from tape.results.runs import Run, end, missing_note, read_all, read_saved
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
-DOCS = ROOT / "docs"
+DOCS = SOURCE / "docs"
 RESULTS = DOCS / "results"
 PAGE = Path(__file__).with_name("leaderboard.md")
 # Of the front page; rows are sorted by the first column, and those in its picture have it.
@@ -106,7 +107,7 @@ def measured(run: Run, rows: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def parameters(name: str) -> int:
-    return fake_model(configuration(parsers.SHAPE, {"name": name}), "sdpa").num_parameters()
+    return fake_model(configuration(PAPER, {"name": name}), "sdpa").num_parameters()
 
 
 FILE = Path(__file__).with_suffix(".yaml")

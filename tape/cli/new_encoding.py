@@ -31,7 +31,8 @@ def check(name: str) -> None:
         what = f"1 to 30 {letters}, and no word of Python"
         raise ValueError(f"name '{name}' must be {what}; choose another name")
     used = (ROOT / REGISTRY).read_text() + (ROOT / BASE).read_text()
-    files = (ROOT / f"tape/encodings/{name}.py", ROOT / f"config/position/{name}.yaml")
+    folders = ("tape/encodings/{}.py", "tape/positions/{}.py", "config/position/{}.yaml")
+    files = (ROOT / file.format(name) for file in folders)
     if yaml.safe_load(name) != name or name == LLAMA:
         raise ValueError(f"name '{name}' is a word of YAML or of tape speed; choose another name")
     taken = name in options("position") or any(map(Path.exists, files))

@@ -13,7 +13,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
 from tape.cli.settings.composition import NAMED, call, is_expected, refuse, settings_of
-from tape.cli.settings.groups import CONFIG
+from tape.core.config import CONFIG
 from tape.core.files import write_text
 from tape.core.validation import check_no_gguf
 from tape.training.settings import RunSettings

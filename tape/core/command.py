@@ -2,11 +2,12 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from safetensors import SafetensorError
 
@@ -80,6 +81,11 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             what = f"unknown {value!r}{suggestion(value, action.choices)}"
             raise argparse.ArgumentError(action, what)
+
+
+def with_dashes(words: list[str]) -> list[str]:
+    """Returns words with `--samples=10` for `samples=10`, which is no file."""
+    return [f"--{x}" if re.match(r"\w+=", x) and not Path(x).exists() else x for x in words]
 
 
 def integer(least: int, most: int = 10**12) -> Callable[[str], int]:
@@ -156,3 +162,27 @@ class Existing(argparse.Action):
         if values and not any(folder.is_dir() for folder in values):
             raise argparse.ArgumentError(self, f"no folder {', '.join(map(str, values))}")
         setattr(namespace, self.dest, values)
+
+
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": Distinct}  # of an argument
+
+
+class Command(NamedTuple):
+    """A command of `tape`.
+
+    Attributes:
+        group: what it is for, a heading of `tape --help`.
+        arguments: parses the words after its name, which `main` is given; its docstring begins with
+            a line for `tape --help`. None is returned if Hydra parses the words.
+        module: whose `main` carries it out, and which may take seconds to import.
+        resumes: whether the same command resumes the work that was interrupted.
+    """
+
+    group: str
+    arguments: Callable[[list[str]], argparse.Namespace | None]
+    module: str
+    resumes: bool = False
+
+    @property
+    def about(self) -> str:
+        return self.arguments.__doc__.partition("\n")[0].removesuffix(".")

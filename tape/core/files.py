@@ -1,6 +1,5 @@
 """Atomic creation of files and folders."""
 
-import ast
 import hashlib
 import json
 import logging
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-ROOT = Path(__file__).parents[2]
 Content = TypeVar("Content")
 # What readers raise for damaged files.
 DAMAGED = (ValueError, LookupError, TypeError, RecursionError, EOFError, FileNotFoundError)
@@ -106,23 +104,6 @@ def read_object(path: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError(f"it must be a JSON object, not {type(found).__name__}")
         return found
-
-
-def assigned(source: Path) -> dict[str, ast.expr]:
-    """Returns what a Python file assigns to names, without importing what it imports."""
-    found = {}
-    for node in ast.parse(source.read_text("utf-8")).body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            found[ast.unparse(target)] = node.value
-    return found
-
-
-def names_in(file: str, *tables: str) -> list[str]:
-    """Returns the keys of dicts that a module of this project (its path from the root) defines,
-    without importing it."""
-    found = assigned(ROOT / file)
-    return [key.value for table in tables for key in found[table].keys]
 
 
 def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | None:

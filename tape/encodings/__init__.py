@@ -1,10 +1,11 @@
 """Positional encodings by name.
 
-A new encoding is one file here, one line in `ENCODINGS` and, if it has arguments, one YAML in
-config/position/; `tape new-encoding` makes them.
+A new encoding is one file here, one line in `ENCODINGS` and one YAML in config/position/; `tape
+new-encoding` makes them. Other packages add theirs by entry points `tape.encodings`.
 """
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from transformers import PretrainedConfig
@@ -150,9 +151,15 @@ def updated(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def canonical(position: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name in full, and the arguments that are given."""
+    """Returns the name in full, and the arguments that are given. An encoding of another package is
+    imported now, because its module imports those of this package."""
     name, given = sampling.named(position)
-    known = dict(zip(ENCODINGS, ENCODINGS, strict=True)) | ALIASES
+    known = {each: each for each in ENCODINGS} | ALIASES
+    if name not in known:
+        added = entry_points(group="tape.encodings")
+        known |= {each: each for each in added.names}
+        if name in added.names:
+            ENCODINGS[name] = added[name].load()
     return look_up("position encoding", name, known), given
 
 

@@ -6,9 +6,10 @@ perplexity_by_position.csv has the mean loss of the tokens with first..last toke
 their window. perplexity.png shows both.
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -267,6 +268,13 @@ def _scored(asked: Asked, rows: pd.DataFrame) -> dict[str, Any]:
     return {"convention": asked["convention"], "stride": asked["stride"], "counts": counts}
 
 
+class Results(NamedTuple):
+    """As tables read and show an evaluation, like `Accuracy`."""
+
+    read: Callable[[Path], Evaluation]
+    view: View
+
+
 VIEW = View(
     keys=(*(name for name in ABOUT if name not in OF_MODEL), "lengths", "scored_tokens"),
     note=lambda asked, rows: scoring_note(**_scored(asked, rows), text=asked["data"]),
@@ -281,3 +289,4 @@ VIEW = View(
         ),
     ),
 )
+RESULTS = Results(read_evaluation, VIEW)

@@ -29,7 +29,6 @@ from tape.core.files import check_folder, check_replaceable, read_object, readin
 from tape.core.run_folder import locked
 from tape.evaluation.chat import check_template
 from tape.evaluation.extension import extended, extension
-from tape.evaluation.scoring import DTYPES
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.generation import end_tokens
 
@@ -101,7 +100,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     folder, tasks, lengths = arguments.model, arguments.tasks, arguments.lengths or []
     given = arguments.include_path
     position = extended(arguments, folder)
-    model, tokenizer = load(folder, DTYPES[arguments.dtype], position)
+    model, tokenizer = load(folder, getattr(torch, arguments.dtype), position)
     longest = max(lengths, default=0)
     max_length = arguments.max_length or max(model.config.max_position_embeddings, longest)
     if longest > max_length:

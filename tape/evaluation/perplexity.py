@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 
 from tape.core.files import check_folder, reading
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> str:
     check_folder(out.parent)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     position = extended(arguments, folder)
-    model = load_model(folder, scoring.DTYPES[arguments.dtype], position=position)
+    model = load_model(folder, getattr(torch, arguments.dtype), position=position)
     check_length(model, arguments.lengths[-1], f"--lengths {arguments.lengths[-1]}")
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
     given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)

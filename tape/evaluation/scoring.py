@@ -16,7 +16,6 @@ from tape.core.progress import track
 from tape.evaluation.windows import Batch, Window, batches_of
 from tape.model.modeling import TapeForCausalLM
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOGITS = 2**21  # to hold at once: 8 MiB in float32
 
 

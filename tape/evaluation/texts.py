@@ -13,7 +13,7 @@ from tape.core.validation import suggestion
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.data.blocks import FACTS, token_fingerprint
 from tape.data.corpora import TextCorpus, WholeText
-from tape.parsers import CORPORA
+from tape.evaluation import TEXTS
 
 CHUNK_TOKENS = 2**24  # tokens to read at a time
 TINY, LEAST = 8, 16  # the higher half of a uint32 id is less; pairs of numbers that tell it
@@ -67,14 +67,14 @@ def open_text(
         whole: all documents of the files of "text", not only its validation split.
         token_dtype: of a file of token ids; None: as recorded beside it, or uint16.
     """
-    if token_dtype is not None and data in CORPORA:
+    if token_dtype is not None and data in TEXTS:
         raise ValueError(f"--token_dtype goes with a file of token ids, not with --data {data}")
     if files is not None and data not in ("text", "c4"):
         what = f"--files goes with --data text and --data c4, not with --data {data}"
         raise ValueError(f"{what}: give --data text --files ..., or leave out --files")
     if whole and data != "text":
         raise ValueError(f"--whole goes with --data text, not with --data {data}")
-    if data in CORPORA:
+    if data in TEXTS:
         corpus = trained_on(model) if data == "run" else corpus_of(data, files, whole)
         if data == "text" and not whole:
             check_split(corpus, model)
@@ -91,7 +91,7 @@ def open_text(
 def check_file(path: Path) -> None:
     """Raises a ValueError for a file that holds something else than token ids."""
     if not path.is_file():
-        hint = suggestion(str(path), CORPORA)
+        hint = suggestion(str(path), TEXTS)
         raise ValueError(f"--data {path} is neither a file nor a corpus{hint}")
     if path.suffix in OF_TEXT:
         what = f"--data {path} holds text, not token ids"

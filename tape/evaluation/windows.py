@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tape.parsers import BATCH_TOKENS
+from tape.evaluation import BATCH_TOKENS
 
 STRIDE = 256  # the paper's and LongLoRA's
 SPREAD = "spread"

@@ -18,8 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase, logging
 
+from tape import encodings as registry
 from tape.core.files import let_others_read, new_folder, read_object
 from tape.core.run_folder import CONFIGURATION, HASHES, verify_checkpoint
+from tape.encodings import ENCODINGS
 from tape.export.card import base_of, model_card
 from tape.export.family import family_config, write_config
 from tape.export.flatten import flat_modules, flat_name
@@ -57,7 +59,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
             if definition(read_tokenizer(work)) != definition(tokenizer):
                 raise ValueError(f"the tokenizer of {folder} is another one once it is saved")
         if format == "tape":
-            write_code(work)
+            write_code(model, work)
         else:
             write_config(model, work, format)
         card = model_card(model, tokenizer is not None, recorded, out.name, format)
@@ -89,9 +91,21 @@ def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None,
     return model, read_tokenizer(folder) if has_tokenizer else None, base
 
 
-def write_code(folder: Path) -> None:
-    """Writes the model's modules next to its weights and registers them in config.json."""
-    for name, text in flat_modules(TapeConfig.__module__, TapeForCausalLM.__module__).items():
+def write_code(model: TapeForCausalLM, folder: Path) -> None:
+    """Writes the model's modules next to its weights, among them those of an encoding of another
+    package, and registers them in config.json."""
+    position = model.config.position
+    names = {position["name"], *(entry["name"] for entry in position.get("pattern", ()))}
+    added = {name: ENCODINGS[name] for name in sorted(names)}
+    added = {name: cls for name, cls in added.items() if not cls.__module__.startswith("tape.")}
+    entries = [cls.__module__ for cls in (TapeConfig, TapeForCausalLM, *added.values())]
+    files = flat_modules(*entries)
+    for name, cls in added.items():
+        files[f"{flat_name(registry.__name__)}.py"] += (
+            f"\nfrom .{flat_name(cls.__module__)} import {cls.__name__}\n"
+            f"ENCODINGS[{name!r}] = {cls.__name__}\n"
+        )
+    for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     classes = {
         "AutoConfig": TapeConfig,

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from tape.positions import sampling
+from tape.positions import BACKENDS, sampling
 from tape.positions.scores import ScoreBias
 
-ALL_BACKENDS = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2"})
+ALL_BACKENDS = frozenset(BACKENDS)
 
 
 class Positions(NamedTuple):

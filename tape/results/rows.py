@@ -20,7 +20,7 @@ from tape.core.run_folder import differences
 from tape.core.statistics import per_seed
 from tape.encodings import ENCODINGS
 from tape.evaluation.view import select
-from tape.results.runs import CHANGES, EVALUATIONS, Run, names_of, read_all, table_of, view_of
+from tape.results.runs import CHANGES, Run, files, names_of, read_all, table_of, view_of
 
 # Not in labels, unless nothing else tells two rows apart.
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"
@@ -144,7 +144,7 @@ def groups_of(runs: Sequence[Run], across: Patterns = (), within: Patterns = ())
         within: patterns of settings that may differ in a row, from seed to seed, such as `base_*`.
     """
     groups: Groups = {}
-    for kind in EVALUATIONS:
+    for kind in files():
         if not (asked := [run for run in runs if kind in run.asked]):
             continue
         keys = view_of(kind).keys

@@ -14,7 +14,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,11 @@ from tape.core.metrics import metric_rows
 from tape.core.provenance import TRAINED, origins
 from tape.core.run_folder import influential, read_configuration
 from tape.core.validation import check_name
-from tape.evaluation.curves import context_gain
+from tape.evaluation import curves
+from tape.evaluation.accuracy import Accuracy
+from tape.evaluation.curves import Results, context_gain
 from tape.evaluation.tables import write_rows
+from tape.evaluation.task import tasks_by_name
 from tape.evaluation.view import View
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import WEIGHTS, fingerprint
@@ -37,16 +39,22 @@ CHANGES = ("intervention", "extend")  # of a model by the options of its evaluat
 ABOUT = ("run", "encoding", "settings", "seed", "evaluation", "measure")
 FOUND = ("value", "n", "unit")
 
-# By evaluation, the file that shows that it was made, and the module that reads it and defines its
-# VIEW. Tasks build on this package, so it is imported by name.
-EVALUATIONS = {
-    "perplexity": ("perplexity.csv", "tape.evaluation.curves"),
-    "arithmetic": ("grid.csv", "arithmetic.addition_task"),
-    "passkey": ("passkey.csv", "tape.tasks.passkey.passkey_task"),
-    "synthetic": ("synthetic.csv", "tape.tasks.synthetic.synthetic_task"),
-}
-# Usual names of evaluations in a run's folder.
-FOLDERS = ("grid", "passkey", "synthetic", "compare", "extend")
+
+def files() -> dict[str, str]:
+    """Returns by evaluation the file that shows that it was made."""
+    tasks = {task.evaluation: task.file for task in tasks_by_name().values() if task.evaluation}
+    return {"perplexity": "perplexity.csv"} | tasks
+
+
+def folders() -> list[str]:
+    """Returns the usual names of evaluations in a run's folder."""
+    return [*(task.folder for task in tasks_by_name().values() if task.folder), "compare", "extend"]
+
+
+def results_of(evaluation: str) -> Accuracy | Results:
+    """Returns what reads an evaluation and says how it is shown."""
+    tasks = {task.evaluation: task for task in tasks_by_name().values()}
+    return curves.RESULTS if evaluation == "perplexity" else tasks[evaluation].load().results
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Run:
 
 
 def view_of(evaluation: str) -> View:
-    return import_module(EVALUATIONS[evaluation][1]).VIEW
+    return results_of(evaluation).view
 
 
 def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
@@ -109,7 +117,7 @@ def check_weights(folder: Path, name: str, recorded: str) -> None:
 def shared_name(runs: Sequence[Path]) -> str | None:
     """Returns the usual name of an evaluation that all runs have, if there is one. Raises a
     ValueError if there are several."""
-    each = [{name for name in FOLDERS if (run / name).is_dir()} for run in runs]
+    each = [{name for name in folders() if (run / name).is_dir()} for run in runs]
     found = set.intersection(*filter(None, each)) if any(each) else set()
     if len(found) > 1:
         names = " and ".join(sorted(found))
@@ -135,7 +143,7 @@ def read_run(folder: Path, name: str | None) -> Run:
     the evaluation (`tape.analysis.state`, `tape.evaluation.extension`) is among its settings.
     Raises a ValueError or an OSError if it did not finish or was not evaluated since."""
     if name is None:
-        names = ", ".join(FOLDERS)
+        names = ", ".join(folders())
         how = f"as with `tape perplexity --out {folder / 'compare' / 'perplexity.csv'}`"
         what = f"{folder} has none of {names}: evaluate it first, {how}"
         raise ValueError(f"{what}, or give an evaluation's folder")
@@ -143,9 +151,9 @@ def read_run(folder: Path, name: str | None) -> Run:
     seed, settings = settings_of(folder)
     tables: dict[str, pd.DataFrame] = {}
     asked: dict[str, dict[str, Any]] = {}
-    for kind, (file, module) in EVALUATIONS.items():
+    for kind, file in files().items():
         if (place / file).is_file():
-            asked[kind], tables[kind] = import_module(module).read_evaluation(place)
+            asked[kind], tables[kind] = results_of(kind).read(place)
             check_weights(folder, place.name, asked[kind]["model"])
             settings |= {name: asked[kind][name] for name in CHANGES if name in asked[kind]}
     if not asked:
@@ -163,14 +171,14 @@ def read_run(folder: Path, name: str | None) -> Run:
 
 def not_evaluated(folder: Path, name: str) -> str:
     """Says what a run has in place of the evaluation in its folder `name`, and what to do."""
-    files = [file for file, _ in EVALUATIONS.values()]
-    if others := [each for each in FOLDERS if (folder / each).is_dir() and each != name]:
+    known = [*files().values()]
+    if others := [each for each in folders() if (folder / each).is_dir() and each != name]:
         return f"{folder} has no evaluation {name}, but {', '.join(others)}: choose with --name"
-    if alone := [file for file in files if (folder / file).is_file()]:
+    if alone := [file for file in known if (folder / file).is_file()]:
         how = f"evaluate it with --out {folder / 'compare' / alone[0]}"
         what = f"{folder / alone[0]} may hold several measurements, and is not compared"
         return f"{folder} has no evaluation {name}; {what}: {how}"
-    return f"{folder / name} has none of {', '.join(files)}: evaluate that run first"
+    return f"{folder / name} has none of {', '.join(known)}: evaluate that run first"
 
 
 def ngram_rows(folder: Path) -> list[dict[str, Any]]:

@@ -4,45 +4,39 @@ import argparse
 import logging
 import sys
 from functools import partial
-from pkgutil import resolve_name
 
+import torch
 import transformers
 from matplotlib.figure import Figure
 
-from tape import parsers
 from tape.analysis.state import load
 from tape.core.run_folder import folder_for_results
-from tape.evaluation import scoring
 from tape.evaluation.chat import ChatQuestions
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import draw_panel, heat_map, write_figure
 from tape.evaluation.journal import OF_THE_RUN, Incomplete, Shard, answering, complete_shard, join
+from tape.evaluation.task import tasks_by_name
 from tape.evaluation.view import Evaluation
 from tape.model.checkpoint import identified
 from tape.tasks.generated import GeneratedTask
 
-# By name, because addition builds on this package.
-TASKS = {
-    "addition": "arithmetic.addition_task:ArithmeticTask",
-    "passkey": "tape.tasks.passkey.passkey_task:PasskeyTask",
-    "synthetic": "tape.tasks.synthetic.synthetic_task:SyntheticTask",
-}
 log = logging.getLogger(__name__)
 
 
 def evaluate(given: argparse.Namespace) -> Evaluation | None:
     """Answers the questions of one shard that are not in its journal yet; writes the results and
     returns them if all other shards are complete."""
-    task: type[GeneratedTask] = resolve_name(TASKS[given.task])
+    record = tasks_by_name()[given.task]
+    task: type[GeneratedTask] = record.load()
     folder, shard = given.run, Shard.parse(given.shard)
     position = extended(given, folder)
-    dtype = given.dtype and scoring.DTYPES[given.dtype]
+    dtype = given.dtype and getattr(torch, given.dtype)
     from_folder = partial(load, intervention=given.intervention, dtype=dtype, position=position)
     model, tokenizer = from_folder(folder)
     questions, name = task.asked(given, folder, model)
     if given.chat:
         questions, name = ChatQuestions(questions, tokenizer), f"{name}_chat"
-    size, _ = parsers.BATCHING[given.task]
+    size, _ = record.batches
     batching = {size: getattr(given, size)}
     batches = questions.plan(tokenizer, **batching)
     needed, new = max((batch.length, batch.new_tokens) for batch in batches)
@@ -67,8 +61,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         taken = f"--name={results.name!r} is used by {results.parent} itself"
         raise ValueError(f"{taken}; choose another")
     answered = answering(folder, model, tokenizer, questions.answers, given.processes, from_folder)
-    record = partial(task.results.record, keep=given.wrong)
-    complete_shard(results, shard, header, batches, answered, record)
+    keep = partial(task.results.record, keep=given.wrong)
+    complete_shard(results, shard, header, batches, answered, keep)
     try:
         evaluation = task.results.write(results, *join(results))
     except Incomplete as missing:
@@ -93,7 +87,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
 def main(given: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    if given.task == parsers.SCROLLS:  # answers and metrics of its own
-        resolve_name("scrolls.generate:evaluate_run")(given)
+    task = tasks_by_name()[given.task]
+    if task.arguments:
+        task.load()(given)
     else:
         evaluate(given)

@@ -26,8 +26,8 @@ from tape.data.tokenizer import END, PADDING
 from tape.evaluation.accuracy import Accuracy
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.tables import markdown_table
+from tape.evaluation.task import Task as Record
 from tape.model.modeling import TapeForCausalLM
-from tape.parsers import BATCHING
 from tape.training.arguments import training_order
 from tape.training.callbacks import reached
 from tape.training.report import facts, headline, publish
@@ -127,7 +127,7 @@ class GeneratedTask(Task):
     beyond the trained lengths. `tape evaluate` (tape/tasks/evaluate.py) asks further ones."""
 
     kind: type[Source]
-    name: str  # on the command line
+    record: Record
     unit: str  # of the sequences, plural
     results: Accuracy
 
@@ -157,7 +157,7 @@ class GeneratedTask(Task):
         sets = GeneratedSequences(source, 1, seed=0), self.evaluation
         written = "".join(self.tokenizer.decode(of[0]["input_ids"]) for of in sets)
         self.fingerprints = {unit: hashlib.sha256(written.encode()).hexdigest()[:16]}
-        how = dict([BATCHING[self.name]])
+        how = dict([self.record.batches])
         self.planned = [(q, q.plan(self.tokenizer, **how)) for q in self.questions(samples)]
 
     def questions(self, samples: int) -> list[Questions]:
@@ -205,7 +205,9 @@ class GeneratedTask(Task):
         shares = pd.Series([answer.right for _, answer in answered]).groupby(lengths).mean()
         rows = [(length, f"{share:.1%}") for length, share in shares.items()]
         parts.append(markdown_table([("length", "right answers"), *rows]))
-        more = f"answers and a picture: tape evaluate {quote(str(folder))} --task {self.name}"
+        more = (
+            f"answers and a picture: tape evaluate {quote(str(folder))} --task {self.record.name}"
+        )
         text = "\n\n".join([*parts, f"{len(answered):,} {self.unit}. More of them, {more}"]) + "\n"
         publish(folder, summary, text)
         return text

@@ -16,14 +16,14 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tape.cli.settings.groups import CONFIG, entries_with, groups_of, options
+from tape.cli.settings.groups import entries_with, groups_of, options
 from tape.core import command
-from tape.core.files import names_in
+from tape.core.config import CONFIG
 from tape.core.run_folder import nodes
 from tape.core.validation import suggestion
+from tape.imports.named import NAMED  # models that are imported into the cache
 from tape.training.settings import check_settings, shown, trainer_fields
 
-NAMED = names_in("tape/imports/named.py", "NAMED")  # models that are imported into the cache
 FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
 EXPECTED = (TypeError, ImportError, RecursionError, HydraException, OmegaConfBaseException)
 

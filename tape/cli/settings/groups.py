@@ -1,10 +1,9 @@
 """The settings of the commands that Hydra configures, in groups of files.
 
-Entries without a file are registered here: other names of encodings, encodings without arguments,
-those of config/variants.yaml, and the group and the sweeps of config/sweep/ablations.yaml.
+Entries without a file are registered here: encodings of other packages, those of
+config/variants.yaml, and the group and the sweeps of config/sweep/ablations.yaml.
 """
 
-import ast
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import ListConfig, OmegaConf
 
-from tape.core.files import assigned
+from tape.core.config import CONFIG, added_encodings, files_of
 
-PACKAGE = Path(__file__).parents[2]
-# In a checkout beside the package; setuptools installs it inside.
-CONFIG = next(f for f in (PACKAGE / "config", PACKAGE.parent / "config") if f.is_dir())
-ENCODINGS = PACKAGE / "encodings" / "__init__.py"
 ABLATIONS = OmegaConf.load(CONFIG / "sweep" / "ablations.yaml")
 
 _entries: dict[str, set[str]] = defaultdict(set)  # by group
@@ -26,7 +21,7 @@ _entries: dict[str, set[str]] = defaultdict(set)  # by group
 def options(group: str) -> set[str]:
     """Returns the names that a group of settings has: those of its files, and those that are
     registered here."""
-    return {path.stem for path in (CONFIG / group).glob("*.yaml")} | _entries.get(group, set())
+    return files_of(group) | _entries.get(group, set())
 
 
 def entries_with(group: str, setting: str) -> list[str]:
@@ -47,14 +42,11 @@ def _register(group: str, name: str, content: Any, package: str | None = "_globa
 
 
 def _register_encodings() -> None:
-    """Reads the tables of encodings from their source: importing it would import torch."""
-    tables = assigned(ENCODINGS)
-    for key in tables["ENCODINGS"].keys:
-        if key.value not in options("position"):
-            content = {"name": key.value, "sampler": "index"}  # the argument that all have
-            _register("position", key.value, content, None)
-    for alias, name in ast.literal_eval(tables["ALIASES"]).items():
-        _register("position", alias, {"defaults": [name, "_self_"]}, None)
+    for name in added_encodings():
+        if name in files_of("position"):
+            raise ValueError(f"another package has an encoding {name!r}, as this one: uninstall it")
+        content = {"name": name, "sampler": "index"}  # the argument that all have
+        _register("position", name, content, None)
 
 
 def _register_ablations() -> None:

@@ -19,13 +19,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tqdm import tqdm
 
 from tape.cli.settings.composition import compose_run, override, overrides_of, settings_of
-from tape.cli.settings.groups import CONFIG, PACKAGE, options
+from tape.cli.settings.groups import options
+from tape.core.config import CONFIG, PACKAGE
 from tape.core.run_folder import begun, changes_of, nodes
 from tape.core.validation import look_up
 from tape.training import settings as schema
 from tape.training.settings import RunSettings
 
-CODE = [PACKAGE / part for part in ("attention", "model", "positions")]
+CODE = [PACKAGE / part for part in ("attention", "encodings", "model", "positions")]
 Sweep = Mapping[str, Any]  # its settings, completed by `sweep_of`
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
 OF_NO_FILE = re.compile(r"\b(name|_target_|output_dir|cache_dir)$")  # position=tape is no folder

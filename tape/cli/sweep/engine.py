@@ -19,6 +19,8 @@ from subprocess import Popen
 
 from tqdm import tqdm
 
+from tape import cli
+from tape.cli.sweep import worker as program
 from tape.cli.sweep.compose import Run, Sweep, comparison
 from tape.core.files import write_text
 from tape.core.provenance import cores
@@ -27,7 +29,7 @@ from tape.core.run_folder import locked
 # Of all commands; none starts a thread, which a fork would lose, or uses a GPU.
 LIBRARIES = ("torch", "transformers.models.llama.modeling_llama", "accelerate", "peft")
 LIBRARIES += ("hydra.main", "matplotlib.figure", "scipy.stats")
-WORKER = (sys.executable, "-m", "tape.cli.sweep.worker", "tape.cli", *LIBRARIES)
+WORKER = (sys.executable, "-m", program.__name__, cli.__name__, *LIBRARIES)
 JOBS = 2  # at a time, if a sweep does not say
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 STOPPED = os.EX_TEMPFAIL  # 75: stopped, and the same command continues

@@ -19,6 +19,7 @@ from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, View, select
 from tape.tasks.generated import GeneratedTask
+from tape.tasks.passkey import TASK
 from tape.tasks.passkey.sequences import (
     BENCHMARK,
     PLAIN,
@@ -84,7 +85,6 @@ PASSKEY = Accuracy(
     view=VIEW,
     line="{length} tokens",
 )
-read_evaluation = PASSKEY.read
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class PasskeyTask(GeneratedTask):
     of two, four and eight times that."""
 
     kind = Passkeys
-    name = "passkey"
+    record = TASK
     unit = "prompts"
     results = PASSKEY
 

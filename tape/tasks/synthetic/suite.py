@@ -12,8 +12,7 @@ from scipy.stats import fisher_exact
 from tape.core import provenance
 from tape.core.files import write_text
 from tape.core.statistics import exchange_p, holm, of_share, table
-from tape.core.validation import look_up
-from tape.encodings import ENCODINGS
+from tape.encodings import canonical
 from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
@@ -101,7 +100,7 @@ def contrast(given: str) -> list[str]:
     if len(parts) != 3 or parts[0] not in TASKS or parts[1] == parts[2]:
         raise ValueError(f"--contrasts {given}: give task:encoding:encoding")
     for label in parts[1:]:
-        look_up("encoding", label.partition(" ")[0], ENCODINGS)
+        canonical(label.partition(" ")[0])
     return parts
 
 

@@ -28,6 +28,7 @@ from tape.evaluation.view import PERCENT, WHOLE, Asked, Column, HeatMap, Panel, 
 from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
 from tape.tasks.generated import GeneratedTask
+from tape.tasks.synthetic import TASK
 from tape.tasks.synthetic.problems import EVALUATION, Synthetic, in_words
 from tape.training.callbacks import reached
 
@@ -80,7 +81,6 @@ SYNTHETIC = Accuracy(
     view=VIEW,
     line="length {length}",
 )
-read_evaluation = SYNTHETIC.read
 
 
 def lengths_to(problems: Synthetic, longest: int | None) -> list[int]:
@@ -161,7 +161,7 @@ class SyntheticTask(GeneratedTask):
     longest one."""
 
     kind = Synthetic
-    name = "synthetic"
+    record = TASK
     unit = "problems"
     results = SYNTHETIC
 

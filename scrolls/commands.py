@@ -1,15 +1,24 @@
-"""Arguments of the commands on SCROLLS (as tape/parsers.py)."""
+"""The commands on SCROLLS and their arguments, and SCROLLS as a task of `tape evaluate`."""
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from scrolls.tasks import FOLDER, SPLITS, TASKS, VARIABLE
-from tape.core.command import Parser, integer, model_folder, result_folder
-from tape.parsers import names_in, with_dashes
+from scrolls.tasks import BUDGETS, FOLDER, SPLITS, TASKS, VARIABLE
+from tape.core.command import (
+    Command,
+    Parser,
+    integer,
+    model_folder,
+    result_folder,
+    with_dashes,
+)
+from tape.evaluation.task import Task
 
 
 def scrolls_generate(given: list[str]) -> argparse.Namespace:
+    """Generate the answers to a SCROLLS task."""
     parser = of_generation("scrolls-generate", "Generate a model's answers to a SCROLLS task.")
     add = parser.add_argument
     add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
@@ -35,7 +44,7 @@ def of_generation(command: str, about: str) -> Parser:
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
     about = "tokens of prompts and answers; default: as in training"
-    add("--budget", choices=names_in("scrolls/examples.py", "BUDGETS"), help=about)
+    add("--budget", choices=BUDGETS, help=about)
     about = "run together, with padding and the room for answers; a GPU takes more"
     add("--max_batch_tokens", type=integer(1), default=16384, help=about)
     about = "that work side by side; default: one for each thread of torch, one on a GPU"
@@ -55,6 +64,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def scrolls_score(given: list[str]) -> argparse.Namespace:
+    """Verify and score predictions for SCROLLS."""
     about = "Verify and score predictions for SCROLLS. Predictions that are not valid exit with "
     about += "65, and have their errors in the file of their metrics."
     parser = Parser("scrolls-score", about)
@@ -77,3 +87,14 @@ def scrolls_score(given: list[str]) -> argparse.Namespace:
         raise ValueError(f"{arguments.predictions} has no predictions: it does not exist")
     arguments.split = arguments.split or ("validation" if arguments.all else "test")
     return arguments
+
+
+def load() -> Callable[[argparse.Namespace], None]:
+    from scrolls.generate import evaluate_run
+
+    return evaluate_run
+
+
+TASK = Task("scrolls", load, arguments=evaluate)
+GENERATE = Command("evaluate", scrolls_generate, "scrolls.generate", resumes=True)
+SCORE = Command("evaluate", scrolls_score, "scrolls.score")

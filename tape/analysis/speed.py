@@ -26,26 +26,37 @@ import transformers
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
-from benchmarks import growth, parsers
-from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
+from tape.analysis import growth
+from tape.analysis.shapes import ADAPTERS, LLAMA, WITHOUT
+from tape.analysis.workloads import CASES, DEVICE, TOKENS, Load, of_adapter
 from tape.attention.backends import KERNELS
 from tape.core import provenance
+from tape.core.config import added_encodings
 from tape.core.files import read_object, reading, write_text
 from tape.core.progress import track
 from tape.core.run_folder import differences
+from tape.encodings import ENCODINGS
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
 
 GPU = DEVICE.type == "cuda"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports each start and stop
 LEAST = 0.02 if GPU else 0.002  # seconds of a measurement
-DEFAULTS = {  # of the arguments that parsers.speed leaves out
+DEFAULTS = {  # of the arguments that a command line leaves out
     "shape": "base" if GPU else "small",
     "backends": [name for name in KERNELS if GPU or name != "flash_attention_2"],
     "compiled": ["no", "yes"] if GPU else ["no"],
     "new": 64 if GPU else 16,
     "dtype": "bfloat16" if GPU else "float32",
 }
+EVERY = [*ENCODINGS, *sorted(added_encodings())]
+METHODS = {  # by case
+    "layer": [*EVERY, f"tape{WITHOUT}", LLAMA],
+    "train_step": [*EVERY, LLAMA],
+    "decode": [*EVERY, LLAMA],
+    "adapters": [*ADAPTERS],
+}
+USUAL = METHODS | {case: ["rope", "tape", LLAMA] for case in ("train_step", "decode")}
 TOO_LARGE = "does not fit into memory (with other methods in it, try --alone or fewer of them)"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
@@ -194,6 +205,10 @@ def on_this_device(given: argparse.Namespace) -> argparse.Namespace:
 
 def loads(arguments: argparse.Namespace) -> Comparisons:
     """Returns all comparisons, the short ones first."""
+    known = {name for case in arguments.case for name in METHODS[case]}
+    if unknown := [name for name in arguments.methods or () if name not in known]:
+        cases = " ".join(arguments.case)
+        raise ValueError(f"--methods {' '.join(unknown)}: --case {cases} has none")
     batch, length = TOKENS[arguments.shape]
     lengths = sorted(arguments.lengths or [length])
     works = [(case, work) for case in arguments.case for work in CASES[case][1]]
@@ -217,8 +232,8 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
             case=case,
         )
         title = f"{case}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
-        methods = arguments.methods or parsers.USUAL[case]
-        methods = [method for method in methods if method in parsers.METHODS[case]]
+        methods = arguments.methods or USUAL[case]
+        methods = [method for method in methods if method in METHODS[case]]
         if arguments.alone:
             found |= {f"{title}: {own}": (load, [own]) for own in methods}
         elif methods:
@@ -231,7 +246,9 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
 def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataFrame]:
     """Makes the comparisons that are not in a folder yet; returns the rows of each. Raises a
     ValueError if the folder has rows of other settings."""
-    about = surroundings() | {key: value for key, value in vars(arguments).items() if key != "out"}
+    about = surroundings() | {
+        key: value for key, value in vars(arguments).items() if key not in ("out", "adapters")
+    }
     file, settings = arguments.out / "speed_rounds.csv", arguments.out / "speed_settings.json"
     done = dict(iter(read(file).groupby("comparison", sort=False)))
     if done and (changes := differences(read_object(settings), about)):
@@ -244,6 +261,8 @@ def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataF
         for name in track(left, desc="comparisons"):
             load, methods = asked[name]
             prepare = partial(CASES[load.case][0], load)
+            if load.case == "adapters":
+                prepare = partial(of_adapter, load, settings=arguments.adapters)
             # The first step of adapters creates the state of AdamW.
             counted = (0, 2) if load.case == "adapters" else (1, 1)
             done[name] = measure(name, methods, prepare, arguments.rounds, *counted)

@@ -6,41 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama
 
-from benchmarks.parsers import WITHOUT
-from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.cost import configuration
-from tape.cli.settings.composition import composed
+from tape.analysis.shapes import LLAMA, SHAPES, WITHOUT
 from tape.encodings.tape import TapeLayer
 from tape.export.family import llama_config
 from tape.model.adapters import BFLOAT16, Method, adapt, cast_frozen
 from tape.model.cache import GrowingCache, GrowingLayer
-from tape.parsers import SHAPE
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it
-BASE = {name: value for name, value in SHAPE.items() if name != "length"}  # the paper's model
-SMALL = BASE | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary": 4096}
-SHAPES = {
-    "tiny": SMALL | {"layers": 2, "hidden": 64, "mlp": 128, "vocabulary": 256},
-    "small": SMALL,
-    "base": BASE,
-    "smollm2": {
-        "layers": 30,
-        "hidden": 576,
-        "heads": 9,
-        "kv_heads": 3,
-        "mlp": 1536,
-        "vocabulary": 49152,
-    },
-    "llama2_7b": BASE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008},
-}
 # Sequences of a training step and their length.
 TOKENS = {
     "tiny": (4, 32),
@@ -158,7 +140,7 @@ def training_step(
 def of_decoder(load: Load, method: str) -> Callable[[], None]:
     """Returns the work of a whole decoder with an encoding, or of `llama`: transformers' Llama with
     the weights of `rope`."""
-    llama = method == "llama"
+    llama = method == LLAMA
     model = load.ready(library_llama(load.decoder("rope")) if llama else load.decoder(method))
     if load.work == "training":
         return training_step(load, model)
@@ -182,12 +164,11 @@ def of_decoder(load: Load, method: str) -> Callable[[], None]:
     return decoding
 
 
-def of_adapter(load: Load, method: str) -> Callable[[], None]:
-    """Returns a training step with AdamW on a base model adapted as peft=METHOD says; in a short
-    dtype the frozen weights are bfloat16."""
+def of_adapter(load: Load, method: str, settings: dict[str, dict[str, Any]]) -> Callable[[], None]:
+    """Returns a training step with AdamW on a base model adapted as the settings of peft=METHOD
+    say; in a short dtype the frozen weights are bfloat16."""
     base = load.decoder("tape" if method.startswith("adape") else "rope")
-    peft = OmegaConf.to_container(composed([f"peft={method}"], "train").peft)
-    model = adapt(base, Method.of(peft), "base", "")
+    model = adapt(base, Method.of(settings[method]), "base", "")
     cast_frozen(load.ready(model), None if load.dtype == torch.float32 else BFLOAT16)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return training_step(load, model, torch.optim.AdamW(trained, 1e-5))
@@ -248,9 +229,9 @@ def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, 
 def of_attention(load: Load, method: str) -> Callable[[], None]:
     """Returns the work of an attention layer with an encoding, with `tape` also without the update
     of its state; of `llama`: that of transformers with the weights of `rope`."""
-    encoding = "rope" if method == "llama" else method.removesuffix(WITHOUT)
+    encoding = "rope" if method == LLAMA else method.removesuffix(WITHOUT)
     model = load.ready(load.decoder(encoding, layers=3))
-    if method == "llama":
+    if method == LLAMA:
         layer, inputs, weights = llama_layer(model, load)
     else:
         layer, inputs, weights = attention_layer(model, load, not method.endswith(WITHOUT))

@@ -1,0 +1,56 @@
+"""Arguments of the commands on models, and of those for developers; nothing here is slow."""
+
+import argparse
+from pathlib import Path
+
+from tape.core.command import (
+    Parser,
+    integer,
+    model_folder,
+)
+from tape.evaluation import DTYPES
+from tape.imports.named import NAMED
+
+
+def import_(given: list[str]) -> argparse.Namespace:
+    """A .gguf file, a folder or a name on the hub as a checkpoint."""
+    parser = Parser("import", "Import a model as a checkpoint, a folder that all commands take.")
+    add = parser.add_argument
+    known = ", ".join(NAMED)
+    add("source", help=f"a .gguf file, a folder, a name on the hub, or {known}")
+    add("--out", type=Path, required=True, help="new folder to write")
+    return parser.parse_args(given)
+
+
+def verify(given: list[str]) -> argparse.Namespace:
+    """Compare a checkpoint with transformers' own class."""
+    parser = Parser(
+        "verify", "Compare a checkpoint's logits with those of transformers' own class."
+    )
+    add = parser.add_argument
+    add("folder", type=model_folder, help="a checkpoint of a family, or an equal model of ours")
+    about = "the most to compute with; spread over longer lengths (default: 1024)"
+    add("--tokens", type=integer(16), default=1024, help=about)
+    add("--dtype", choices=DTYPES, default="float32")
+    return parser.parse_args(given)
+
+
+def new_encoding(given: list[str]) -> argparse.Namespace:
+    """Make the files of a new encoding."""
+    parser = Parser("new-encoding", "Makes the files of a new encoding (CONTRIBUTING.md).")
+    parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
+    return parser.parse_args(given)
+
+
+FORMATS = ("tape", "llama", "mistral", "qwen2", "qwen3", "smollm3")  # `families.WRITTEN`
+
+
+def export(given: list[str]) -> argparse.Namespace:
+    """Save a model with its code, or as a plain Llama."""
+    parser = Parser("export", "Export a model to a folder that loads without this package.")
+    add = parser.add_argument
+    add("folder", type=model_folder, help="a run, one of its checkpoints, or a saved model")
+    add("--out", type=Path, required=True, help="new folder to write")
+    about = "tape (default): with its code; others: as a model of transformers, for equal encodings"
+    add("--format", choices=FORMATS, default="tape", help=about)
+    return parser.parse_args(given)
