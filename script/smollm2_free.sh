@@ -108,8 +108,7 @@ for step in "$@"; do
             done
             ;;
         table) # of the losses, with rows and a picture
-            "$python" -c 'import sys; from tape.analysis.extended_losses import publish; publish(*sys.argv[1:])' \
-                "$out" "${INTO:-$out}"
+            "$python" script/smollm2_table.py "$out" "${INTO:-$out}"
             ;;
         *)
             echo "error: $step is no step; allowed: documents choice losses table keys" >&2

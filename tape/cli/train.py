@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra.errors import InstantiationException
@@ -17,6 +17,9 @@ from tape.core.config import CONFIG
 from tape.core.files import write_text
 from tape.core.validation import check_no_gguf
 from tape.training.settings import RunSettings
+
+if TYPE_CHECKING:
+    from tape.training.plan import RunPlan
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
@@ -34,8 +37,9 @@ def instantiate(settings: dict[str, Any]) -> Any:
         raise error.__cause__ or error from None
 
 
-def run(cfg: DictConfig) -> str:
-    """Carries out a run; returns the text of its report."""
+def resolve(cfg: DictConfig) -> "RunPlan":
+    """Returns the plan of a run, or raises a ValueError for settings that are wrong or in conflict.
+    A base model with a short name is imported first."""
     settings = settings_of(cfg)
     base = settings["base_model"]
     if base and Path(base).name in NAMED and not Path(base).exists():
@@ -46,9 +50,17 @@ def run(cfg: DictConfig) -> str:
         check_no_gguf(base)
     if base and base.split("/")[0] in ("output", ".", "..", "") and not Path(base).is_dir():
         raise ValueError(f"base_model={base}: there is no such folder; give that of a model")
-    from tape.training.run import run  # takes seconds: wrong settings are refused before
+    from tape.training.plan import plan_of  # takes seconds: wrong types are refused before
 
-    return run(RunSettings(**settings), instantiate)
+    return plan_of(RunSettings(**settings), instantiate)
+
+
+def run(cfg: DictConfig) -> str:
+    """Carries out a run; returns the text of its report."""
+    plan = resolve(cfg)
+    from tape.training.run import run
+
+    return run(plan)
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name="train")

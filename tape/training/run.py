@@ -1,7 +1,6 @@
-"""Runs training from composed settings to the report."""
+"""Carries out the plan of a run, from its text to the report."""
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,22 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
 
-from tape.attention.backends import preferred
 from tape.core import provenance
 from tape.core.metrics import MetricsFile, read_metrics
 from tape.core.run_folder import last_complete, locked, register_run, step_of
 from tape.data import StreamedBlocks
-from tape.model.adapters import Method, adapt, cast_frozen, check_frozen, describe
+from tape.model.adapters import adapt, cast_frozen, describe
 from tape.model.checkpoint import check_length, load_model, restore
-from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
-from tape.training.arguments import sequences_per_step, training_arguments, warn_of_bfloat16
+from tape.training.arguments import sequences_per_step, warn_of_bfloat16
 from tape.training.build import (
     LENGTH,
     adapt_model,
-    adapted_config,
     build_model,
     identity,
-    new_config,
 )
 from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
-from tape.training.optimizer import check_rates
+from tape.training.plan import RunPlan
 from tape.training.settings import RunSettings
 from tape.training.task import Task
 from tape.training.text import ContinuedStream, follow_stream
@@ -39,19 +34,16 @@ from tape.training.trainer import LanguageModelTrainer
 log = logging.getLogger(__name__)
 
 
-def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> str:
-    """Trains a model or resumes training, and returns the text of its report. `instantiate` creates
-    the object named by a dictionary's `_target_`.
+def run(plan: RunPlan) -> str:
+    """Trains a model or resumes training, and returns the text of its report.
 
     Raises:
-        ValueError, TypeError: for settings that are wrong or in conflict.
+        ValueError: for a text, a tokenizer or a base model that does not fit the plan.
         OSError: for files that cannot be read or written.
         NonFiniteLoss: if the loss is not finite.
         Stopped: if the run was told to stop and has saved.
     """
-    arguments = training_arguments(settings, instantiate)
-    # Before any text is read, which may take hours.
-    method, config = configuration_of(settings, arguments)
+    settings, arguments, method, config = plan.settings, plan.arguments, plan.method, plan.config
     folder, main = Path(settings.output_dir), arguments.process_index == 0
     if not main:
         logging.getLogger().setLevel(logging.WARNING)
@@ -61,7 +53,7 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
 
     with locked(folder) if main else nullcontext():
         with arguments.main_process_first():  # the other processes then read its cached results
-            task = instantiate(settings.task)(instantiate(settings.data), settings, arguments)
+            task = plan.prepare()
         if base := settings.base_model:
             model = adapt_model(base, config, task.tokenizer, settings.frozen)
         else:
@@ -100,29 +92,6 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
     return report
-
-
-def configuration_of(
-    settings: RunSettings, arguments: TrainingArguments
-) -> tuple[Method | None, TapeConfig]:
-    """Returns how the base model is adapted (None if all of the model trains), and the
-    configuration of the run's model."""
-    method = Method.of(settings.peft) if settings.peft else None
-    check_frozen(settings.frozen, method, arguments.bf16)
-    check_rates(settings.optimizer, arguments, method)
-    kernel = settings.model.get("attn_implementation")
-    if kernel == "flex_attention" and arguments.device.type == "cpu":
-        what = f"model.attn_implementation={kernel}: on a CPU it has no backward pass"
-        raise ValueError(f"{what}; use sdpa or eager")
-    if method and not settings.base_model:
-        raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
-    if settings.base_model:
-        config = adapted_config(settings.base_model, settings.model, settings.position)
-    else:
-        config = new_config(settings.model, settings.position)
-    if kernel is None:
-        config._attn_implementation = preferred(config, arguments.device, settings.length)
-    return method, config
 
 
 def record_of(

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from tape.core.validation import is_number
 
@@ -29,6 +29,9 @@ class Kind(NamedTuple):
 class RunSettings(SimpleNamespace):
     """Settings of a run that `check_settings` has accepted, by their names; config/train.yaml says
     what each one is. Groups such as `model` and `trainer` are dictionaries."""
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"{name}={value!r}: settings of a run do not change")
 
     @property
     def recorded(self) -> dict[str, Any]:
