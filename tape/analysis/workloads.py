@@ -202,10 +202,10 @@ def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> 
         learned.requires_grad_()
 
     def call(x: Tensor, e: Tensor | None, mlp_out: Tensor) -> tuple[Tensor | None, ...]:
-        attended, attended_e, _ = attention(x, e, lambda: context, inputs, None)
+        attended = attention(x, e, lambda: context, inputs, None)
         if update and learned_state:
-            return attended, context.next_state(e, attended_e, mlp_out)
-        return attended, attended_e
+            return attended.values, context.next_state(e, attended.payload, mlp_out)
+        return attended.values, attended.payload
 
     modules = (attention, model.model.position, context)
     weights = [weight for module in modules for weight in module.parameters()]

@@ -50,32 +50,44 @@ def sdpa(request: Request) -> Attended:
     """torch's fused kernels, or `eager` where the log-sum-exp is needed, which they do not return.
     On a CPU a payload takes a call of its own, as unequal widths fall back to unfused code; long
     inputs, on a GPU those with a bias, go by blocks (`tape.attention.blockwise`)."""
-    if request.q.device.type == "cpu":
-        attended = cpu.attend(request)
-    else:
-        attended = gpu.attend_by_blocks(request)
-    if attended is not None:
+    by_blocks = cpu.attend if request.q.device.type == "cpu" else gpu.attend_by_blocks
+    if (attended := by_blocks(request)) is not None:
         return attended
-    if isinstance(request.mask, Seen):
-        request = request._replace(mask=request.mask.dense(request.k.shape[2]))
-    q, k, values, mask, bias, scaling, dropout, needs_lse = request
-    B, H, T, D = q.shape
-    plain = values.payload is None and k.shape[1] == H
+    request, is_causal = _with_dense_mask(request)
+    if request.needs_lse:
+        return eager(request)._replace(weights=None)
+    request = request._replace(bias=None)
+    if request.q.is_cuda:
+        return gpu.attend(request, is_causal)
+    return _fused(request, is_causal)
+
+
+def _with_dense_mask(request: Request) -> tuple[Request, bool]:
+    """Returns a request whose mask is a tensor or None, and has the bias in it unless the
+    log-sum-exp is needed; and whether the attention is causal without a mask."""
+    q, k, values, mask, bias, *_ = request
+    T, S = q.shape[2], k.shape[2]
+    if isinstance(mask, Seen):
+        mask = mask.dense(S)
     is_causal = mask is None  # the builder leaves causality to us
     if T == 1:  # a branch: in a graph a comparison may have no value
         is_causal = False
-    if needs_lse:
+    if request.needs_lse:
         if is_causal:
-            mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
-        return eager(request._replace(mask=mask))._replace(weights=None)
-    if bias is not None:
+            mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril()
+    elif bias is not None:
         mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
-    elif is_causal and k.shape[2] > T:  # drop the free slots of a static cache, after the queries
+    elif is_causal and S > T:  # drop the free slots of a static cache, after the queries
         k = k[:, :, :T]
         values = Values(*(None if x is None else x[:, :, :T] for x in values))
-    if q.is_cuda:
-        return gpu.attend(Request(q, k, values, mask, None, scaling, dropout), is_causal)
-    if not plain:
+    return request._replace(k=k, values=values, mask=mask), is_causal
+
+
+def _fused(request: Request, is_causal: bool) -> Attended:
+    """torch's kernels for a CPU."""
+    q, k, values, mask, _, scaling, dropout, _ = request
+    B, H, _, D = q.shape
+    if values.payload is not None or k.shape[1] != H:
         k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
     averages, parts = [], [x for x in (values.v, values.payload) if x is not None]
     # With dropout one call: two would draw different dropout masks.

@@ -93,12 +93,12 @@ class Mixed(PositionEncoding):
     def forward(
         self, x_BTC: Tensor, positions: Positions
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
-        states, biases = [], []
+        states, biases_of = [], []  # biases by entry, each in the order of its layers
         for entry in self.entries:
-            x_BTC, own, found = entry(x_BTC, positions)
-            states += own
-            biases.append(iter(found))
-        return x_BTC, states, [next(biases[place]) for place in self.places]
+            x_BTC, entry_states, entry_biases = entry(x_BTC, positions)
+            states += entry_states
+            biases_of.append(iter(entry_biases))
+        return x_BTC, states, [next(biases_of[place]) for place in self.places]
 
     def layer(self, layer_idx: int) -> LayerPosition:
         place = self.places[layer_idx]

@@ -18,7 +18,7 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tape.attention.payload import Request, Values
+from tape.attention.payload import Attended, Request, Values
 from tape.model.cache import cached_extras, stored
 from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
@@ -81,10 +81,10 @@ class Attention(nn.Module):
         context: Callable[[], LayerPosition],
         inputs: LayerInputs,
         cache: Cache | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
-        `final` layer has no payload. `context` returns the encoding in this layer, which is no
-        argument itself: accelerate would move a module, as it moves tensors.
+    ) -> Attended:
+        """Returns the output (B, T, C) as `values`, with the attended payload (B, H, T, P) and the
+        weights. The `final` layer has no payload. `context` returns the encoding in this layer,
+        which is no argument itself: accelerate would move a module, as it moves tensors.
         """
         encoding = context()
         tokens = inputs.tokens
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         attended = attended.transpose(1, 2).flatten(2)
         if self.output_gate is not None:
             attended = attended * self.output_gate(x_BTC).sigmoid().to(attended.dtype)
-        return self.o_proj(attended), attended_e, weights
+        return Attended(self.o_proj(attended), attended_e, weights)
 
 
 class MLP(LlamaMLP):
@@ -159,11 +159,9 @@ class DecoderLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Computes x' and e'; the `final` layer returns e as it is."""
         normed = self.input_layernorm(x_BTC)
-        attended, attended_e, _ = self.self_attn(
-            normed, e, lambda: self.context, inputs, past_key_values
-        )
-        x_BTC = x_BTC + attended
+        attended = self.self_attn(normed, e, lambda: self.context, inputs, past_key_values)
+        x_BTC = x_BTC + attended.values
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC), inputs.rows)
         if not inputs.final:
-            e = self.context.next_state(e, attended_e, mlp_out)
+            e = self.context.next_state(e, attended.payload, mlp_out)
         return x_BTC + mlp_out, e

@@ -5,10 +5,10 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,6 +97,30 @@ class Console(TrainerCallback):
         self.began = time.perf_counter()
 
 
+class _Answer(NamedTuple):
+    """What the processes of a run agree on in a step, on its way from the device."""
+
+    step: int
+    rate: float
+    losses: Tensor
+    arriving: Tensor  # whether a loss is not finite, and whether a process is to stop
+    arrived: torch.cuda.Event | None
+
+    def stops(self, late: bool) -> bool:
+        """Returns whether the run stops; raises NonFiniteLoss. `late`: it is read a step later."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        not_finite, stop = map(bool, self.arriving.tolist())
+        if not_finite:
+            when = "found one step later, before it was saved" if late else "not applied"
+            raise NonFiniteLoss(
+                f"the loss is {self.losses.tolist()} at step {self.step}, with learning rate "
+                f"{self.rate:.3g}; the step was {when}. The checkpoints before it are good. Try a "
+                "lower trainer.learning_rate, or more trainer.warmup_steps."
+            )
+        return stop
+
+
 class StopAndNaNCallback(TrainerCallback):
     """Ends a run before a step with a non-finite loss, and on SIGTERM (sent by SLURM before the
     time limit) after the current step, which is saved; then it is `stopped`.
@@ -108,8 +132,7 @@ class StopAndNaNCallback(TrainerCallback):
     def __init__(self, late: bool = False):
         self.late = late
         self.losses: list[Tensor] = []  # of the current step's batches
-        # Of steps whose answers are on the way: each returns whether to stop, or raises.
-        self.pending: list[Callable[[], bool]] = []
+        self.pending: list[_Answer] = []
         self.sigterm = self.stopped = False
 
     @contextmanager
@@ -138,25 +161,12 @@ class StopAndNaNCallback(TrainerCallback):
             arrived.record()
         step, rate = state.global_step + 1, lr_scheduler.get_last_lr()[0]
 
-        def told() -> bool:
-            if arrived is not None:
-                arrived.synchronize()
-            not_finite, stop = map(bool, arriving.tolist())
-            if not_finite:
-                when = "found one step later, before it was saved" if self.late else "not applied"
-                raise NonFiniteLoss(
-                    f"the loss is {losses.tolist()} at step {step}, with learning rate {rate:.3g}; "
-                    f"the step was {when}. The checkpoints before it are good. Try a lower "
-                    "trainer.learning_rate, or more trainer.warmup_steps."
-                )
-            return stop
-
-        self.pending.append(told)
-        self.stopped = len(self.pending) > self.late and self.pending.pop(0)()
+        self.pending.append(_Answer(step, rate, losses, arriving, arrived))
+        self.stopped = len(self.pending) > self.late and self.pending.pop(0).stops(self.late)
 
     def on_train_end(self, args, state, control, **kwargs):
-        for told in self.pending:
-            told()
+        for answer in self.pending:
+            answer.stops(self.late)
 
     def on_step_end(self, args, state, control, **kwargs):
         self.stopped &= state.global_step < state.max_steps  # otherwise the run is finished
