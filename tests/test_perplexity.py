@@ -376,13 +376,21 @@ def test_windows_of_a_thousand_tokens():
 
 @pytest.mark.parametrize(
     ("available", "longest", "stride", "tokens"),
-    [(1000, 64, 16, 160), (1000, 64, 16, 10**9), (64, 64, 16, 100), (70, 64, 16, 100)],
+    [
+        (1000, 64, 16, 160),
+        (1000, 64, 16, 10**9),
+        (64, 64, 16, 100),
+        (70, 64, 16, 100),
+        (193_594, 64, 19, 100_000),  # in floating point, four windows end a token earlier
+    ],
 )
 def test_a_sample_of_windows_fits_and_scores_no_token_twice(available, longest, stride, tokens):
     windows, shorter = (spread(available, n, stride, longest, tokens) for n in (longest, 32))
     ends = [window.stop for window in windows]
     assert windows[0].start >= 0 and ends[-1] <= available and (np.diff(ends) >= stride).all()
     assert len(ends) >= 1 and len(ends) * stride <= max(tokens, stride)
+    gaps, last = max(1, len(ends) - 1), available - longest
+    assert ends == [longest + number * last // gaps for number in range(len(ends))]
     assert [w[1:] for w in windows] == [w[1:] for w in shorter]  # the same tokens
     assert {w.stop - w.first for w in windows} == {stride}
 

@@ -9,8 +9,6 @@ perplexity that falls with the length says nothing about extrapolation.
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
-
 from tape.evaluation import BATCH_TOKENS
 
 STRIDE = 256  # the paper's and LongLoRA's
@@ -68,7 +66,8 @@ def spread(tokens: int, length: int, stride: int, longest: int, scored: int) -> 
         what = f"{tokens:,} tokens of text are fewer than one window of {longest:,}"
         raise ValueError(f"{what}; give more text, or smaller lengths")
     count = min(max(1, scored // stride), 1 + (tokens - first) // stride)
-    ends = np.linspace(first, tokens, count).astype(np.int64).tolist()
+    # In integers: in floating point, some windows would end a token earlier.
+    ends = [first + number * (tokens - first) // max(1, count - 1) for number in range(count)]
     return [Window(end - length, end - stride, end) for end in ends]
 
 
