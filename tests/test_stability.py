@@ -162,7 +162,12 @@ def test_windows_are_spread_over_a_text(tmp_path, text_file):
     folder, decoder = make_folder(tmp_path / "rope", "rope"), make_model("rope", vocab_size=300)
     for asked, length, starts in ((3, 10, [0, 195, 390]), (1, 10, [0]), (8, 399, [0, 1])):
         given = Namespace(
-            data=str(text_file), files=None, whole=False, token_dtype=None, windows=asked
+            data=str(text_file),
+            files=None,
+            whole=False,
+            token_dtype=None,
+            split="validation",
+            windows=asked,
         )
         name, found = inside.windows(given, folder, decoder, length)
         assert name == "text.bin"

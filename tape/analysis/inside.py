@@ -58,7 +58,7 @@ def windows(
     (W, T)."""
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
     given = (arguments.data, arguments.files, folder, cache, None)
-    text = open_text(*given, arguments.whole, arguments.token_dtype)
+    text = open_text(*given, arguments.whole, arguments.token_dtype, arguments.split)
     text.check(decoder.config.vocab_size)
     tokens = text.tokens
     if len(tokens) < length:

@@ -21,6 +21,7 @@ from tape.evaluation import (
     DTYPES,
     EXTENSIONS,
     LENGTHS,
+    SPLITS,
     TEXTS,
     TOKEN_DTYPES,
 )
@@ -44,6 +45,7 @@ def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
     about = "a file of token ids, or the validation split of its own text (run), "
     add("--data", help=about + ", ".join(TEXTS[1:]), **how)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--split", choices=SPLITS, default=SPLITS[0], help="of a corpus; english has both")
     add("--whole", action="store_true", help="all of --files, not only the validation split")
     about = "of a file of token ids (default: as recorded beside it, or uint16)"
     add("--token_dtype", choices=TOKEN_DTYPES, help=about)

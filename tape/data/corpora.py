@@ -18,7 +18,7 @@ from huggingface_hub import hf_hub_download
 from tape.core.validation import check_fraction, check_path
 from tape.data.readers import PLAIN, documents, reading
 
-Split = Literal["train", "validation"]
+Split = Literal["train", "validation", "test"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
 KNOWN = (*PLAIN, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Corpus:
-    """Named documents in two splits. Splits and their order are the same on every machine with the
+    """Named documents in splits. Splits and their order are the same on every machine with the
     same files.
 
     Args:
@@ -35,6 +35,7 @@ class Corpus:
             "join" or None, to all earlier tokens of a block.
     """
 
+    splits: tuple[Split, ...] = ("train", "validation")
     streaming = False  # read during training rather than tokenized as a whole
     remedy = "give more text"  # for a split without documents
 
@@ -83,7 +84,7 @@ class FileCorpus(Corpus):
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.files if self.parts is None else self.parts[split]:
             for text in documents(path, self.field):
-                held_out = self.parts is None and _fraction(text) <= self.highest
+                held_out = self.parts is None and fraction(text) <= self.highest
                 if self.parts or held_out == (split == "validation"):
                     yield text
 
@@ -94,7 +95,7 @@ class FileCorpus(Corpus):
         hashes = set()
         for path in self.files:
             for text in documents(path, self.field):
-                hashes.add(found := _fraction(text))
+                hashes.add(found := fraction(text))
                 if found <= below:
                     return below
         return min(hashes) if len(hashes) > 1 else below
@@ -137,7 +138,7 @@ class LocalCorpus(FileCorpus):
             raise FileNotFoundError(f"{missing}; use data=text with data.files=... instead")
         self.files, self.parts = [self.root / name for name in names], defaultdict(list)
         for path, name in zip(self.files, names, strict=True):
-            self.parts["validation" if _fraction(name) < 0.05 else "train"].append(path)
+            self.parts["validation" if fraction(name) < 0.05 else "train"].append(path)
         self.rule = "\n".join(names)
 
 
@@ -236,7 +237,7 @@ class RedPajamaCorpus(FileCorpus):
             ) from error
 
 
-def _fraction(text: str) -> float:
+def fraction(text: str) -> float:
     """Maps a text to a number in [0, 1) by its hash."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> str:
     check_length(model, arguments.lengths[-1], f"--lengths {arguments.lengths[-1]}")
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
     given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
-    text = open_text(*given, arguments.whole, arguments.token_dtype)
+    text = open_text(*given, arguments.whole, arguments.token_dtype, arguments.split)
     text.check(model.config.vocab_size)
     batches = plan(text, convention, strides, arguments.batch_tokens, arguments.scored_tokens)
     header = {

@@ -12,7 +12,7 @@ from tape.core.provenance import TRAINED
 from tape.core.validation import suggestion
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.data.blocks import FACTS, token_fingerprint
-from tape.data.corpora import TextCorpus, WholeText
+from tape.data.corpora import Split, TextCorpus, WholeText
 from tape.evaluation import TEXTS
 
 CHUNK_TOKENS = 2**24  # tokens to read at a time
@@ -55,8 +55,9 @@ def open_text(
     most: int | None = None,
     whole: bool = False,
     token_dtype: str | None = None,
+    split: Split = "validation",
 ) -> Text:
-    """Opens a file of tokens, or the validation split of a corpus; raises a ValueError or an
+    """Opens a file of tokens, or a split of a corpus; raises a ValueError or an
     OSError if there is none, or it is no longer that of the run.
 
     Args:
@@ -66,6 +67,7 @@ def open_text(
         most: number of tokens to take, from the beginning; None: all.
         whole: all documents of the files of "text", not only its validation split.
         token_dtype: of a file of token ids; None: as recorded beside it, or uint16.
+        split: of the corpus; some corpora have a test split.
     """
     if token_dtype is not None and data in TEXTS:
         raise ValueError(f"--token_dtype goes with a file of token ids, not with --data {data}")
@@ -74,14 +76,19 @@ def open_text(
         raise ValueError(f"{what}: give --data text --files ..., or leave out --files")
     if whole and data != "text":
         raise ValueError(f"--whole goes with --data text, not with --data {data}")
+    if split != "validation" and (whole or data not in TEXTS):
+        raise ValueError(f"--split {split} goes with a corpus, such as --data english")
     if data in TEXTS:
         corpus = trained_on(model) if data == "run" else corpus_of(data, files, whole)
         if data == "text" and not whole:
             check_split(corpus, model)
+        if split not in corpus.splits:
+            have = " and ".join(corpus.splits)
+            raise ValueError(f"--split {split}: {corpus.name} has {have} only")
         tokenizer = load_tokenizer(str(model))
-        tokens = tokenize_corpus(corpus, "validation", tokenizer, cache_dir).tokens
+        tokens = tokenize_corpus(corpus, split, tokenizer, cache_dir).tokens
         path = Path(tokens.filename)
-        name = corpus.name if whole else f"{corpus.name} (validation)"
+        name = corpus.name if whole else f"{corpus.name} ({split})"
     else:
         check_file(path := Path(data))
         name, tokens = path.name, token_ids(path, token_dtype)
@@ -140,7 +147,8 @@ def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
         if files is not None and len(files) > 1:
             raise ValueError(f"--data c4 takes one folder of shards, not {len(files)} --files")
         return tape.data.C4Corpus(files and files[0])
-    return tape.data.LocalCorpus() if name == "local" else tape.data.BigramCorpus()
+    others = {"local": "LocalCorpus", "english": "EnglishCorpus", "bigrams": "BigramCorpus"}
+    return getattr(tape.data, others[name])()
 
 
 def recorded_corpus(path: Path) -> tuple[type[Corpus] | None, dict[str, Any]]:
