@@ -74,7 +74,7 @@ case "$*" in
     *is_available*) exit 1 ;;
     *layer*) exit 3 ;;
     *biases*) exec sleep 60 ;;
-    *"speed.py --out"*) [ -f again ] || exit 75 ;;
+    *"tape.cli speed --out"*) [ -f again ] || exit 75 ;;
 esac
 """
 
