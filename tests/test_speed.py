@@ -246,11 +246,12 @@ def test_a_layer_by_itself_is_the_layer_in_its_decoder(name, work):
     with torch.no_grad():
         model(load.tokens(model), use_cache=False)
         outputs = call(*inputs)
-    attended, attended_e, _ = found[0]
-    torch.testing.assert_close(outputs[0], attended, atol=0, rtol=0)
+    attended = found[0]
+    torch.testing.assert_close(outputs[0], attended.values, atol=0, rtol=0)
     if name == "tape":  # after the MLP of the layer, whose output is random here
         _, e, mlp_out = inputs
-        torch.testing.assert_close(outputs[1], decoding.context.next_state(e, attended_e, mlp_out))
+        expected = decoding.context.next_state(e, attended.payload, mlp_out)
+        torch.testing.assert_close(outputs[1], expected)
 
 
 def test_llamas_layer_computes_the_same():
