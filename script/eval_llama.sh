@@ -5,7 +5,7 @@
 #                default
 #   DATA_DIR     default: ../data, next to the project's folder
 #   model_name   the model is output/${model_name}; llama_adape by default
-#   model_path   model folder, in place of model_name
+#   model_path   folder of the model, instead of model_name
 #   seq_len      tokens of the windows, one number or several; default: 1024 2048 4096 8192
 #   options      of tape perplexity, e.g. --convention paper --dtype bfloat16
 #

@@ -5,8 +5,8 @@
 #   NNODES     number of nodes, with NODE_RANK, MASTER_ADDR and MASTER_PORT as for torchrun; under
 #              SLURM derived from its variables: srun --ntasks-per-node=1 bash script/train.sh
 #
-# Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM, has saved the
-# steps that it had made and can be resumed.
+# Repeat the command to resume a stopped run. Exit status 75 means that the run received SIGTERM and has
+# saved its state.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 trap 'exit 75' TERM # until the run begins

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# All SCROLLS steps on a laptop, on the `sample` task (not part of SCROLLS): fine-tunes a pre-trained
-# model (trained first by script/train.sh if missing), generates, scores, and shows the answers next to
-# those of the untuned model: bash script/scrolls_demo.sh [settings]
+# Runs all steps of SCROLLS on a laptop, on the task `sample`, which is not part of SCROLLS: it fine-tunes
+# a pre-trained model, generates answers, scores them, and shows them next to the answers of the model
+# before fine-tuning. script/train.sh trains the model first if it is missing:
+# bash script/scrolls_demo.sh [settings]
 #
 #   TYPE       encoding; adape by default
 #   settings   of the fine-tuning, e.g. trainer.max_steps=1500

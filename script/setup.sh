@@ -4,7 +4,7 @@
 #
 # Without a GPU, torch's CPU build saves gigabytes:
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash script/setup.sh
-# Extras of pyproject.toml, which later calls keep: EXTRAS=flash,deepspeed bash script/setup.sh
+# Extras of pyproject.toml are kept by later calls: EXTRAS=flash,deepspeed bash script/setup.sh
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Context extension without training on SmolLM2-135M: the loss by position of the first 16,384 tokens of
-# eight documents, and pass keys at 4,096 to 16,384 tokens, by every method of --extend:
+# Measures context extension without training on SmolLM2-135M, with every method of --extend: the loss by
+# position in the first 16,384 tokens of eight documents, and pass keys at 4,096 to 16,384 tokens:
 #
 #   bash script/smollm2_free.sh                everything
 #   bash script/smollm2_free.sh losses keys    some steps: documents, choice, losses, keys, table
@@ -12,8 +12,8 @@
 #   INTO        folder of the table; $OUT by default
 #   ROUNDS      seeds of the pass keys; each round has five prompts of each length and method
 #
-# A document takes all methods before the next one begins, and so does a round of pass keys. Rerunning the
-# command resumes the work. Debian's packages are fetched by apt-get, the others by pip.
+# All methods read a document before the next document begins, and rounds of pass keys work in the same
+# way. Repeat the command to resume the work. apt-get fetches Debian's packages, and pip the others.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -9,11 +9,11 @@
 #   NAME         of the sweep. Runs are in output/${NAME}_${TYPE}_${SEED}, their logs
 #                ${NAME}_${TYPE}_${SEED}.log next to the table in output/compare_${NAME}
 #   EVALUATION   further arguments of the evaluation
-#   SLICE        seconds until all runs save and the exit status is 75: for machines that end a command
-#                after a while without a warning
+#   SLICE        seconds until all runs save and the exit status is 75, for machines that end a command
+#                after a fixed time without a signal
 #
-# Finished runs are not repeated (docs/commands.md). On SIGTERM or SIGHUP all runs save and the exit
-# status is 75: rerunning the command resumes the work.
+# Finished runs are not repeated (docs/commands.md). On SIGTERM or SIGHUP, all runs save and the exit
+# status is 75. Repeat the command to resume the work.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks style and runs the fast tests:
 #   bash script/test.sh [pytest arguments]
-# Instead of the fast tests: the slow ones (-m slow).
+# With -m slow, it runs the slow tests instead.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -7,8 +7,8 @@
 #   settings        as for train.py, e.g. launcher=fsdp2 trainer.max_steps=1000 experiment=c4
 #
 # The result is in output/${TYPE}_${data.name}: output/adape_local, and output/adape_c4 with
-# experiment=c4. Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM,
-# has saved the steps that it had made and can be resumed.
+# experiment=c4. Repeat the command to resume a stopped run. Exit status 75 means that the run received
+# SIGTERM and has saved its state.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 TYPE=${TYPE:-adape}

@@ -1,9 +1,11 @@
 """What the documents show is true: code runs, files exist, names are known."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -92,6 +94,34 @@ def test_the_site_builds_without_dead_links(tmp_path):
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "site.css" in (tmp_path / "efficiency" / "index.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_site_is_published_by_version(tmp_path):
+    """With the commands of the recipe, but for the push."""
+    recipe = (ROOT / "CONTRIBUTING.md").read_text()
+    commands = re.findall(r"^(mike \w.*) --push (.*)$", recipe, re.MULTILINE)
+    assert [words.split()[1] for words, _ in commands] == ["deploy", "set-default"]
+    environment = os.environ | {
+        f"GIT_{role}_{what}": "me" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
+
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"  # an active .venv
+
+    def git(*words):
+        command = ["git", "-C", tmp_path / "clone", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    clone = ["git", "clone", "-q", "--depth", "1", ROOT.as_uri(), tmp_path / "clone"]
+    subprocess.run(clone, check=True)
+    for words, names in commands:
+        command = [*words.split(), *names.split()]
+        subprocess.run(command, cwd=tmp_path / "clone", env=environment, check=True)
+    (published,) = json.loads(git("show", "gh-pages:versions.json"))
+    assert published["aliases"] == ["latest"]
+    assert "latest/" in git("show", "gh-pages:index.html")
+    page = git("show", f"gh-pages:{published['version']}/findings/index.html")
+    assert '"provider": "mike"' in page
 
 
 def test_every_encoding_is_documented():

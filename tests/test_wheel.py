@@ -1,5 +1,4 @@
-"""The release: its version, and the commands of the mission from a wheel of its sdist, far from the
-checkout."""
+"""The release: its version, and its wheel, which works in an empty environment."""
 
 import os
 import re
@@ -8,47 +7,68 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import ROOT
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import tape
 
 CHANGES = (ROOT / "CHANGELOG.md").read_text()
 LEGAL = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+TINY |= {"num_attention_heads": 4, "max_position_embeddings": 512}
 
 
-def run(*words, folder, path=""):
-    command = [sys.executable, *map(str, words)]
-    environment = os.environ | {"PYTHONPATH": str(path)}
+def run(*words, folder):
+    """Returns what a command prints, started in `folder` without the packages of this process."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    command = [*map(str, words)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.slow
-def test_commands_of_the_mission_run(tmp_path):
-    """From a folder with the content of the wheel, and not from this checkout. The wheel is built
-    from the sdist, so both are complete."""
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from the sdist by the installer, so both are complete."""
+    folder = tmp_path_factory.mktemp("built")
     for name in ("tape", "arithmetic", "scrolls", "config"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path / "source")
+        shutil.copy(ROOT / name, folder / "source")
     build = "from setuptools.build_meta import build_sdist as build; print(build('.'))"
-    archive = run("-c", build, folder=tmp_path / "source").split()[-1]
+    archive = run(sys.executable, "-c", build, folder=folder / "source").split()[-1]
     assert archive == f"tape-{tape.__version__}.tar.gz"
-    how = ["--no-deps", "--no-build-isolation", "-q", "--target", "site", f"./source/{archive}"]
-    run("-m", "pip", "install", *how, folder=tmp_path)
-    site = tmp_path / "site"
-    assert {"tape", "arithmetic", "scrolls"} <= {path.name for path in site.iterdir()}
-    shipped = {path.relative_to(site / "tape") for path in site.glob("tape/config/**/*.yaml")}
-    assert shipped == {path.relative_to(ROOT) for path in ROOT.glob("config/**/*.yaml")}
+    pip = sys.executable, "-m", "pip"
+    run(*pip, "wheel", "-q", "--no-deps", f"./source/{archive}", folder=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_package_and_setting(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"tape", "arithmetic", "scrolls"} <= {name.split("/")[0] for name in names}
+    found = {name for name in names if re.match(r"tape/config/.*\.yaml$", name)}
+    assert found == {f"tape/{path.relative_to(ROOT)}" for path in ROOT.glob("config/**/*.yaml")}
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
+    """The commands of the mission, by a Python that has only the wheel and what it requires."""
+    run(sys.executable, "-m", "venv", "empty", folder=tmp_path)
+    programs = tmp_path / "empty" / "bin"
+    versions = ["--constraint", ROOT / "constraints.txt"]
+    run(programs / "python", "-m", "pip", "install", "-q", *versions, wheel, folder=tmp_path)
 
     def installed(*words):
-        return run("-m", "tape.cli", *words, folder=tmp_path, path=site)
+        return run(programs / "tape", *words, folder=tmp_path)
 
     assert installed("--version") == f"tape {tape.__version__}\n"
     (tmp_path / "texts").mkdir()
@@ -57,13 +77,22 @@ def test_commands_of_the_mission_run(tmp_path):
         (tmp_path / "texts" / f"{n}.txt").write_text(text)
     data = ["data=text", "data.files=texts", "data.validation_fraction=0.2"]
     installed("train", "experiment=quick", "name=trial", *data)
-    out = tmp_path / "output" / "trial" / "compare" / "perplexity.csv"
+    trial = tmp_path / "output" / "trial"
+    out = trial / "compare" / "perplexity.csv"
     scored = ["--data", "text", "--files", "texts", "--max_tokens", "1000", "--lengths", "64"]
-    installed("perplexity", "--model", "output/trial", *scored, "--out", out)
-    assert "| tape |" in installed("compare", "output/trial", "--out", "table")
-    installed("report", "output/trial", "--out", "page")
-    assert (tmp_path / "page" / "index.html").is_file()
-    for command in ("scrolls-score", "evaluate", "sweep"):
+    installed("perplexity", "--model", trial, *scored, "--out", out)
+    tokenizer = AutoTokenizer.from_pretrained(trial)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **TINY))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "llama")
+    assert "imported" in installed("import", "llama", "--out", "imported")
+    prompts = ["--max_tokens", "512", "--interval", "512", "--num_tests", "1", "--depths", "1"]
+    for evaluated in ("imported", trial):
+        installed("evaluate", evaluated, "--task", "passkey", *prompts)
+    assert "| tape |" in installed("compare", trial, "--out", "table")
+    installed("report", trial, "--out", "page")
+    assert "passkey" in (tmp_path / "page" / "index.html").read_text()
+    for command in ("scrolls-score", "sweep"):
         assert "--" in installed(command, "--help")
 
 

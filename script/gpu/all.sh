@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in time slices, most informative parts first: bash script/gpu/all.sh [folder]
+# Tests and measures everything that needs a GPU, in time slices: bash script/gpu/all.sh [folder]
 #
 #   folder     report.md, the logs, and a folder of tables and raw rows per part; output/gpu by
 #              default, without a GPU output/gpu_rehearsal
-#   SLICE      seconds until the part that runs is told to save; the script then exits with status
-#              75; 480 by default
+#   SLICE      seconds until the running part saves and the script exits with status 75; 480 by
+#              default
 #   PARTS      tests layer training long steps decoding llama addition text, or some of them
 #
-# Rerun the command until it exits with another status than 75. Parts and tests that failed are tried
-# again. Without a GPU it runs at small sizes, as a rehearsal.
+# The most informative parts come first. Repeat the command until its exit status is not 75. It tries
+# failed parts and tests again. Without a GPU, it runs at small sizes, as a rehearsal.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../help.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
