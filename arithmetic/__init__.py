@@ -9,7 +9,11 @@ from tape.evaluation.task import Task
 
 def options(parser: argparse.ArgumentParser) -> None:
     add, whole = parser.add_argument, integer(1)
-    add("--max_length", type=whole, help="digits of operands; twice those of the training")
+    add(
+        "--max_length",
+        type=whole,
+        help="most digits of an operand (default: twice as many as in training)",
+    )
     add("--samples", type=whole, default=100, help="problems of each pair of lengths")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from scrolls.tasks import BUDGETS, FOLDER, SPLITS, TASKS, VARIABLE
 from tape.core.command import (
     Command,
+    Defaults,
     Parser,
     integer,
     model_folder,
@@ -21,12 +22,16 @@ def scrolls_generate(given: list[str]) -> argparse.Namespace:
     """Generate the answers to a SCROLLS task."""
     parser = of_generation("scrolls-generate", "Generate a model's answers to a SCROLLS task.")
     add = parser.add_argument
-    add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
+    add("--task", choices=TASKS, required=True, help="a task of SCROLLS, or sample")
     about = "the file to write, {id: text}; its journal is a folder beside it; with a limit, both "
     about += "are in a folder limit_N there"
     add("--output", type=Path, required=True, help=about)
     add("--split", choices=SPLITS, default="validation")
-    add("--limit", type=integer(1), help="only so many questions, spread evenly")
+    add(
+        "--limit",
+        type=integer(1),
+        help="answer only this many questions, spread evenly over the split",
+    )
     return parser.parse_args(with_dashes(given))
 
 
@@ -40,16 +45,16 @@ def evaluate(words: list[str]) -> argparse.Namespace:
 
 def of_generation(command: str, about: str) -> Parser:
     about += " The same command resumes after an interruption."
-    parser = Parser(command, about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(command, about, formatter_class=Defaults)
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
     about = "tokens of prompts and answers; default: as in training"
     add("--budget", choices=BUDGETS, help=about)
-    about = "run together, with padding and the room for answers; a GPU takes more"
+    about = "tokens in a batch, with padding and room for answers; a GPU can take more"
     add("--max_batch_tokens", type=integer(1), default=16384, help=about)
-    about = "that work side by side; default: one for each thread of torch, one on a GPU"
+    about = "number of processes (default: one per torch thread; on a GPU 1)"
     add("--processes", type=integer(1), help=about)
-    about = "i/n: the i-th of n shares; the last one that ends writes the output"
+    about = "i/n: do the i-th of n shares; the last one writes the output"
     add("--shard", default="1/1", help=about)
     add_data(parser)
     return parser
@@ -77,10 +82,10 @@ def scrolls_score(given: list[str]) -> argparse.Namespace:
     add("--predictions", type=Path, required=True, help=about)
     add("--metrics_output_dir", type=result_folder, required=True, help="a folder for the results")
     add("--split", choices=SPLITS, help="default: test, as officially; with --all validation")
-    about = "score the answers to so many questions, of the same limit in generation; answers and "
-    about += "results are in folders limit_N of their own"
+    about = "score answers that were generated with the same limit; answers and "
+    about += "results are in folders limit_N"
     add("--limit", type=integer(1), help=about)
-    add("--verify_only", action="store_true", help="check form and ids, and score nothing")
+    add("--verify_only", action="store_true", help="check the form and the ids only")
     add_data(parser)
     arguments = parser.parse_args(given)
     if not arguments.predictions.exists():

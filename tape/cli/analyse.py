@@ -34,7 +34,7 @@ def of_models(name: str, description: str, windows: int, least: int = 1) -> Pars
 
 
 def stability(given: list[str]) -> argparse.Namespace:
-    """Change of attention when a text is moved."""
+    """Measure how attention changes when a text is shifted."""
     about = "Changes in attention and positions when a text is shifted (Table 8)."
     parser = of_models("stability", about, windows=16)
     add, types = parser.add_argument, ["float32", "bfloat16"]
@@ -54,16 +54,16 @@ def visualize(given: list[str]) -> argparse.Namespace:
 
 
 def state(given: list[str]) -> argparse.Namespace:
-    """How TAPE's learned state differs from RoPE's."""
+    """Measure how TAPE's state differs from RoPE's."""
     about = "How TAPE's learned state differs from RoPE's, and what it is for."
     parser = of_models("state", about, windows=64, least=2)  # one has the state of another
-    about = "of windows (default: 1, 2 and 4 times the trained one)"
+    about = "lengths of windows (default: 1, 2 and 4 times the trained length)"
     parser.add_argument("--lengths", type=integer(4), help=about, **SEVERAL)
     return parser.parse_args(given)
 
 
 def gallery(given: list[str]) -> argparse.Namespace:
-    """Pictures of what every encoding adds to scores."""
+    """Draw what every encoding adds to scores."""
     parser = Parser("gallery", "Pictures of what every encoding adds to scores before training.")
     known = {"choices": encoding_names(), "metavar": "NAME"}
     add = parser.add_argument
@@ -74,7 +74,7 @@ def gallery(given: list[str]) -> argparse.Namespace:
 
 
 def cost(given: list[str]) -> argparse.Namespace:
-    """FLOPs, parameters and memory of every encoding."""
+    """Count FLOPs, parameters and memory of every encoding."""
     parser = Parser("cost", "Cost of every encoding: arithmetic, parameters and memory.")
     for name, default in SHAPE.items():
         about = f"default: {default or 'as many as heads'}"
@@ -96,20 +96,30 @@ def speed(given: list[str]) -> argparse.Namespace:
     add("--methods", choices=names, default=None, help="default: those of the case", **SEVERAL)
     works = ["forward", "training", "prefill", "decoding"]
     add("--work", choices=works, default=None, help="default: all of the cases", **SEVERAL)
-    add("--shape", choices=SHAPES, help="of the decoder (default: base, on a CPU small)")
-    about = "of attention (default: all, on a CPU without flash_attention_2)"
+    add("--shape", choices=SHAPES, help="shape of the decoder (default: base; on a CPU small)")
+    about = "attention backends (default: all; on a CPU not flash_attention_2)"
     add("--backends", choices=BACKENDS, help=about, **SEVERAL)
-    about = "torch.compile (default: no yes, on a CPU no)"
+    about = "with torch.compile or without (default: both; on a CPU no)"
     add("--compiled", choices=["no", "yes"], help=about, **SEVERAL)
     add("--lengths", type=number, default=None, help="tokens (default: the shape's)", **SEVERAL)
     add("--batch", type=number, default=None, help="sequences (default: by case and shape)")
-    add("--new", type=number, help="tokens that decoders decode (default: 64, on a CPU 16)")
+    add("--new", type=number, help="tokens to decode (default: 64; on a CPU 16)")
     add("--dtype", choices=types, help="see Load (default: bfloat16, on a CPU float32)")
     switch = {"action": "store_true", "default": False}
-    add("--checkpointing", help="of activations, in decoders that train", **switch)
-    add("--alone", help="each method alone: for models that are large", **switch)
-    add("--rounds", type=integer(1, 10**6), default=15, help="of all methods (default: 15)")
-    add("--out", type=result_folder, default="output/speed", help="folder, in which it resumes")
+    add("--checkpointing", help="recompute activations in training steps of decoders", **switch)
+    add("--alone", help="load one method at a time, for large models", **switch)
+    add(
+        "--rounds",
+        type=integer(1, 10**6),
+        default=15,
+        help="rounds in which all methods take turns (default: 15)",
+    )
+    add(
+        "--out",
+        type=result_folder,
+        default="output/speed",
+        help="folder of results; the same command resumes there",
+    )
     arguments = parser.parse_args(given)
     if "adapters" in arguments.case:
         from tape.cli.settings.composition import composed  # takes half a second

@@ -18,28 +18,37 @@ def of_runs(name: str, description: str, out: str | None, number: str = "+") -> 
     parser = Parser(name, description)
     about = "folders of runs, or of saved results"
     parser.add_argument("folders", type=Path, nargs=number, action=Existing, help=about)
-    parser.add_argument("--out", type=result_folder, default=out, help="for the results")
-    about = "folders of runs that failed: named, but not read"
+    parser.add_argument("--out", type=result_folder, default=out, help="folder for the results")
+    about = "folders of failed runs, which the table names and does not read"
     parser.add_argument("--failed", type=Path, nargs="+", default=[], help=about)
     return parser
 
 
 def compare(given: list[str]) -> argparse.Namespace:
-    """Runs over seeds: table, statistics, figures."""
+    """Compare runs over seeds: table, statistics, figures."""
     parser = of_runs("compare", "Compare finished runs over seeds.", "output/comparison")
     add = parser.add_argument
-    add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
-    add("--baseline", help="the row, or one of its runs, that the others are compared with")
+    add(
+        "--name",
+        type=folder_name,
+        help="name of the evaluation (default: the one that all runs have)",
+    )
+    add("--baseline", help="a row, or one of its runs; the others are compared with it")
     across = "settings that may differ, such as 'model.*'"
     add("--across", nargs="+", action="extend", default=[], help=across)
-    add("--within", nargs="+", default=[], help="settings that may differ in a row: 'base_*'")
+    add(
+        "--within",
+        nargs="+",
+        default=[],
+        help="settings that may differ within a row, such as 'base_*'",
+    )
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
     return parser.parse_args(given)
 
 
 def suite(given: list[str]) -> argparse.Namespace:
-    """Encodings on synthetic tasks: table, heat maps."""
-    parser = of_runs("suite", "All encodings on all tasks.", "output/suite")
+    """Tabulate encodings on synthetic tasks, with heat maps."""
+    parser = of_runs("suite", "Tabulate encodings on synthetic tasks.", "output/suite")
     add = parser.add_argument
     about = "predictions to test: task:longer:shorter"
     add("--contrasts", nargs="*", action=Distinct, default=[], help=about)
@@ -47,24 +56,31 @@ def suite(given: list[str]) -> argparse.Namespace:
 
 
 def leaderboard(given: list[str]) -> argparse.Namespace:
-    """All encodings by all committed results."""
-    parser = of_runs("leaderboard", "All encodings by all committed results.", None, "*")
+    """Show all encodings with all committed results."""
+    parser = of_runs("leaderboard", "Show all encodings with all committed results.", None, "*")
     arguments = parser.parse_args(given)
     arguments.out = arguments.out or Path("output/leaderboard" if arguments.folders else "docs")
     return arguments
 
 
 def rates(given: list[str]) -> argparse.Namespace:
-    """Choose each encoding's learning rate by validation loss."""
+    """Choose the learning rate of each encoding by validation loss."""
     parser = of_runs("rates", "Choose learning rates by validation loss.", "output/rates")
-    parser.add_argument("--into", type=Path, help="a file of config/rates to write as well")
+    parser.add_argument(
+        "--into", type=Path, help="also write the rates to this file of config/rates"
+    )
     return parser.parse_args(given)
 
 
 def report(given: list[str]) -> argparse.Namespace:
     """Write all results on one HTML page."""
-    parser = Parser("report", "All results on one page of html.")
+    parser = Parser("report", "Write all results to one HTML page.")
     add = parser.add_argument
-    add("folders", type=model_folder, nargs="+", help="with results: output, scrolls")
+    add(
+        "folders",
+        type=model_folder,
+        nargs="+",
+        help="folders with results, such as output and scrolls",
+    )
     add("--out", type=Path, default=Path("report"), help="a folder (default: report)")
     return parser.parse_args(given)

@@ -7,6 +7,7 @@ from typing import Any
 from tape.analysis import INTERVENTIONS
 from tape.core.command import (
     SEVERAL,
+    Defaults,
     Distinct,
     Parser,
     folder_name,
@@ -30,43 +31,51 @@ from tape.evaluation.task import tasks_by_name
 
 def add_extension(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--extend", choices=EXTENSIONS, help="to longer texts (docs/context_extension.md)")
-    add("--factor", type=float, help="of the trained length (default: 4; of string: 1)")
+    add("--extend", choices=EXTENSIONS, help="read longer texts (docs/context_extension.md)")
+    add("--factor", type=float, help="multiple of the trained length (default: 4; string: 1)")
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
-    about = "prompts are messages in the model's chat template"
+    about = "give each prompt as a message in the model's chat template"
     parser.add_argument("--chat", action="store_true", help=about)
 
 
 def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
     """Adds the options that name a text."""
     add = parser.add_argument
-    about = "a file of token ids, or the validation split of its own text (run), "
+    about = "a file of token ids, the validation split of the model's own text (run), or of "
     add("--data", help=about + ", ".join(TEXTS[1:]), **how)
-    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--split", choices=SPLITS, default=SPLITS[0], help="of a corpus; english has both")
-    add("--whole", action="store_true", help="all of --files, not only the validation split")
-    about = "of a file of token ids (default: as recorded beside it, or uint16)"
+    add("--files", nargs="+", help="the files for --data text, or the folder for --data c4")
+    add("--split", choices=SPLITS, default=SPLITS[0], help="split of a corpus; english also has a test split")
+    add("--whole", action="store_true", help="read all of --files instead of the validation split")
+    about = "dtype of a file of token ids (default: as recorded beside it, or uint16)"
     add("--token_dtype", choices=TOKEN_DTYPES, help=about)
 
 
 def perplexity(given: list[str]) -> argparse.Namespace:
-    """Perplexity of a text by length."""
+    """Measure the perplexity of a text by length."""
     parser = Parser("perplexity", "Perplexity of a model on a text, with windows of some lengths.")
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
     add_text(parser, required=True)
-    add("--lengths", type=integer(2), nargs="+", default=LENGTHS, help="tokens of the windows")
+    add("--lengths", type=integer(2), nargs="+", default=LENGTHS, help="tokens in a window")
     add("--convention", choices=CONVENTIONS, default="sliding")
-    add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
-    about = "of convention spread, at each length (default: 16,384, or all of a short text)"
+    add(
+        "--stride",
+        type=integer(1),
+        help="tokens between the starts of windows (default: see docs/perplexity.md)",
+    )
+    about = "tokens that convention spread scores at each length (default: 16,384 or all)"
     add("--scored_tokens", type=integer(1), help=about)
-    add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
-    add("--max_tokens", type=integer(1), help="of the text, from its beginning")
+    add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="tokens in a batch")
+    add("--max_tokens", type=integer(1), help="read only this many tokens of the text")
     add("--dtype", choices=DTYPES, default="float32")
-    add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
-    add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
+    add(
+        "--out",
+        type=Path,
+        help="table to add rows to (default: in the run's folder, or in output/)",
+    )
+    add("--shard", default="1/1", help="i/n: do the i-th of n shares of the work")
     add_extension(parser)
     arguments = parser.parse_args(given)
     if arguments.scored_tokens and arguments.convention != "spread":
@@ -80,7 +89,7 @@ def perplexity(given: list[str]) -> argparse.Namespace:
 
 
 def evaluate(given: list[str]) -> argparse.Namespace:
-    """Addition, pass keys, synthetic tasks, SCROLLS.
+    """Measure accuracy: addition, pass keys, synthetic tasks, SCROLLS.
 
     The first word is the folder of the model, as is the value of --model
     and --base_model; `samples=10` is short for `--samples=10`."""
@@ -88,29 +97,46 @@ def evaluate(given: list[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-"):
         words.insert(0, "--model")
     tasks = tasks_by_name()
-    how = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter, "add_help": False}
+    how = {"formatter_class": Defaults, "add_help": False}
     parser = Parser("evaluate RUN", "Accuracy on a generated task.", **how)
     add = parser.add_argument
-    add("--task", choices=tasks, help="what is asked: each has options of its own")
+    add("--task", choices=tasks, help="the task; --task NAME --help shows its options")
     chosen, others = parser.parse_known_args(words)
     task = tasks.get(chosen.task)
     if task and task.arguments:
         return task.arguments(others)
     add("-h", "--help", action="help", help="show this message")
     add("--model", "--base_model", dest="run", type=model_folder, required=True)
-    add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
+    add(
+        "--name",
+        type=folder_name,
+        help="name of the folder of results, in the run's folder or in output/",
+    )
     add("--seed", type=integer(0), default=0, help="seed of the questions")
     add("--intervention", choices=INTERVENTIONS, help="a change of TAPE's state (docs/inside.md)")
     add_extension(parser)
     add_chat(parser)
-    add("--dtype", choices=DTYPES, help="of the model; by default the one that it was saved in")
-    add("--processes", type=integer(1), help="workers; one per torch thread, on a GPU one in all")
-    add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
-    add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
-    add("--context_size", type=integer(1), help="tokens available for prompt and answer")
+    add("--dtype", choices=DTYPES, help="dtype of the model (default: the one it was saved in)")
+    add(
+        "--processes",
+        type=integer(1),
+        help="number of processes (default: one per torch thread; on a GPU 1)",
+    )
+    add(
+        "--shard",
+        default="1/1",
+        help="i/n: do the i-th of n shards; the last one writes the results",
+    )
+    add("--wrong", type=integer(0), default=3, help="number of wrong answers to keep of each cell")
+    add("--context_size", type=integer(1), help="most tokens of a prompt and its answer")
     if task:
         option, usual = task.batches
-        add(f"--{option}", type=integer(1), default=usual, help="of a batch; a GPU takes more")
+        add(
+            f"--{option}",
+            type=integer(1),
+            default=usual,
+            help="size of a batch; a GPU can take more",
+        )
         task.options(parser)
     arguments = parser.parse_args(words)
     if task is None:
@@ -119,18 +145,22 @@ def evaluate(given: list[str]) -> argparse.Namespace:
 
 
 def lm_eval(given: list[str]) -> argparse.Namespace:
-    """Tasks of lm-eval: MMLU, ARC, RULER, your own."""
+    """Run tasks of lm-eval: MMLU, ARC, RULER, your own."""
     parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
     add("--tasks", type=lambda text: text.split(","), action=Distinct, required=True, help="a,b,c")
-    add("--include_path", type=Path, help="a folder with more tasks, yaml files")
+    add("--include_path", type=Path, help="a folder with yaml files of more tasks")
     add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
     add("--batch_size", type=integer(1), default=8)
     tokens = integer(2, 10**7)
-    add("--max_length", type=tokens, help="of a prompt and its answer (default: the model's)")
-    add("--lengths", type=tokens, help="tokens of prompts of RULER or BABILong", **SEVERAL)
-    add("--limit", type=integer(1), help="ask this many of each task, for a try")
+    add(
+        "--max_length",
+        type=tokens,
+        help="most tokens of a prompt and its answer (default: the model's)",
+    )
+    add("--lengths", type=tokens, help="prompt lengths of RULER or BABILong, in tokens", **SEVERAL)
+    add("--limit", type=integer(1), help="ask only this many questions of each task")
     add("--dtype", choices=DTYPES, default="float32")
     add_extension(parser)
     add_chat(parser)

@@ -13,7 +13,7 @@ from tape.imports.named import NAMED
 
 
 def import_(given: list[str]) -> argparse.Namespace:
-    """A .gguf file, a folder or a name on the hub as a checkpoint."""
+    """Convert a .gguf file, a folder or a name on the hub to a checkpoint."""
     parser = Parser("import", "Import a model as a checkpoint, a folder that all commands take.")
     add = parser.add_argument
     known = ", ".join(NAMED)
@@ -28,8 +28,12 @@ def verify(given: list[str]) -> argparse.Namespace:
         "verify", "Compare a checkpoint's logits with those of transformers' own class."
     )
     add = parser.add_argument
-    add("folder", type=model_folder, help="a checkpoint of a family, or an equal model of ours")
-    about = "the most to compute with; spread over longer lengths (default: 1024)"
+    add(
+        "folder",
+        type=model_folder,
+        help="a checkpoint that transformers loads, or an equal model of ours",
+    )
+    about = "number of tokens to compare, spread over longer lengths (default: 1024)"
     add("--tokens", type=integer(16), default=1024, help=about)
     add("--dtype", choices=DTYPES, default="float32")
     return parser.parse_args(given)
@@ -38,7 +42,7 @@ def verify(given: list[str]) -> argparse.Namespace:
 def new_encoding(given: list[str]) -> argparse.Namespace:
     """Make the files of a new encoding."""
     parser = Parser("new-encoding", "Makes the files of a new encoding (CONTRIBUTING.md).")
-    parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
+    parser.add_argument("name", help="the name in position=NAME: lower-case letters, digits and _")
     return parser.parse_args(given)
 
 
@@ -51,6 +55,8 @@ def export(given: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("folder", type=model_folder, help="a run, one of its checkpoints, or a saved model")
     add("--out", type=Path, required=True, help="new folder to write")
-    about = "tape (default): with its code; others: as a model of transformers, for equal encodings"
+    about = (
+        "tape (default): with its code; others: as a model of transformers that computes the same"
+    )
     add("--format", choices=FORMATS, default="tape", help=about)
     return parser.parse_args(given)

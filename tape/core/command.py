@@ -67,6 +67,14 @@ def in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of an option, unless it is None or False: then the help explains it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        unset = action.default is None or action.default is False
+        return action.help if unset else super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """ArgumentParser with one-line errors; --help shows the usage."""
 

@@ -9,13 +9,17 @@ from tape.evaluation.task import Task
 
 def options(parser: argparse.ArgumentParser) -> None:
     add, whole = parser.add_argument, integer(1)
-    add("--max_tokens", type=whole, help="tokens of the longest prompts")
-    add("--interval", type=whole, help="prompts have 1, 2, ... times this number of tokens")
+    add("--max_tokens", type=whole, help="tokens in the longest prompt")
+    add("--interval", type=whole, help="prompt lengths are multiples of this number of tokens")
     add("--num_tests", type=whole, default=20, help="prompts per length and depth")
     add("--depths", type=whole, default=11, help="number of depths from 0 to 1")
-    add("--keys", type=whole, help="number of names with pass keys; one is asked for")
-    add("--values", type=whole, help="pass keys per name; all are asked for")
-    add("--original", action="store_true", help="lengths, depths and scoring of the original code")
+    add("--keys", type=whole, help="number of names with pass keys; the prompt asks for one")
+    add("--values", type=whole, help="pass keys of each name; the prompt asks for all")
+    add(
+        "--original",
+        action="store_true",
+        help="use lengths, depths and scoring of the original code",
+    )
 
 
 def load() -> Any:

@@ -9,7 +9,11 @@ from tape.evaluation.task import Task
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--max_length", type=integer(0), help="of problems: the suite's, or 4 times the trained")
+    add(
+        "--max_length",
+        type=integer(0),
+        help="longest problems (default: the suite's, or 4 times the trained length)",
+    )
     add("--samples", type=integer(1), default=100, help="problems per length")
     parser.set_defaults(processes=1)
 
