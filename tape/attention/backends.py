@@ -47,9 +47,13 @@ def eager(request: Request) -> Attended:
 
 
 def sdpa(request: Request) -> Attended:
-    """torch's fused kernels, or `eager` where the log-sum-exp is needed, which they do not return.
-    On a CPU a payload takes a call of its own, as unequal widths fall back to unfused code; long
-    inputs, on a GPU those with a bias, go by blocks (`tape.attention.blockwise`)."""
+    """Returns averages by torch's fused kernels.
+
+    The kernels do not return the log-sum-exp, so `eager` computes it where it is needed. Long
+    inputs on a CPU, and long inputs with a bias on a GPU, are processed in blocks of queries
+    (`tape.attention.blockwise`). On a CPU, the payload takes a second call, because torch has no
+    fused code for values wider than queries.
+    """
     by_blocks = cpu.attend if request.q.device.type == "cpu" else gpu.attend_by_blocks
     if (attended := by_blocks(request)) is not None:
         return attended
@@ -120,8 +124,15 @@ def kernel_and_mask(
 
 
 def preferred(config: PretrainedConfig, device: torch.device, length: int) -> str:
-    """Returns the backend of a training run that names none: on a GPU FlexAttention for a bias that
-    it computes pair by pair, of inputs whose bias of all pairs would take much memory."""
+    """Returns the backend of a training run that does not name one.
+
+    It is "flex_attention" on a GPU, for inputs of more than `gpu.LONG` tokens, if FlexAttention
+    computes the bias of the encoding pair by pair. There, a stored bias of all pairs would take
+    much memory. Otherwise it is "sdpa".
+
+    Args:
+        length: tokens of a training sequence.
+    """
     pairs = ENCODINGS[config.position["name"]].fused_bias and not config.attention_dropout
     wide = config.hidden_size // config.num_attention_heads >= flex.NARROWEST
     if device.type == "cuda" and length > gpu.LONG and pairs and wide:
@@ -154,8 +165,15 @@ def require(implementation: str, config: PretrainedConfig) -> None:
 
 
 def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel, Tensor | None]:
-    """Returns S2 attention in groups of `group` tokens (`tape.attention.shifted_sparse`) by the
-    backend of the configuration, and its mask; refuses unsupported backends and masks."""
+    """Returns the kernel and the mask of S2 attention (`tape.attention.shifted_sparse`).
+
+    Args:
+        config: names the backend that attends within a group.
+        group: number of tokens in a group.
+
+    Raises:
+        ValueError: for backends and masks that S2 does not support.
+    """
     check_backend(config._attn_implementation)
     kernel = partial(shifted_groups, KERNELS[config._attn_implementation], group)
     return kernel, padding(batch.mask, batch.documents)
@@ -164,9 +182,17 @@ def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel,
 def check_flash(
     batch: Batch, position_ids: Tensor | None, key: Tensor, bias: ScoreBias | None
 ) -> None:
-    """Raises a ValueError for inputs that flash_attention_2 would misread: a static cache, whose
-    free slots it does not know, and ALiBi at positions `key` (B|1, S) that do not count the real
-    tokens."""
+    """Refuses inputs that flash_attention_2 would misread.
+
+    Args:
+        key: (B|1, S) the positions of the keys.
+        bias: ALiBi, or None.
+
+    Raises:
+        ValueError: for a static cache, because the package would attend to its free slots; and for
+            ALiBi if positions do not count the real tokens one by one, because the package takes
+            distances from the order of the tokens.
+    """
     conflict = "attn_implementation='flash_attention_2' with"
     if isinstance(batch.cache, StaticCache):
         raise ValueError(

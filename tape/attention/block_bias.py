@@ -34,8 +34,12 @@ class Keys(Protocol):
 
 
 def taken_apart(bias: ScoreBias | None) -> tuple[ScoreBias | None, list[Tensor], list[Tensor]]:
-    """Returns a bias with the type `Tensor` in the place of its tensors; these; and the trained
-    weights of its modules."""
+    """Separates a bias from its tensors, so that autograd sees them.
+
+    Returns:
+        The bias with the class `Tensor` at the places of its tensors; its tensors; and the trained
+        weights of its modules. `put_together` reverses this.
+    """
     tensors: list[Tensor] = []
     weights: dict[Tensor, None] = {}
 
@@ -57,12 +61,14 @@ def put_together(bias: ScoreBias, tensors: list[Tensor]) -> ScoreBias:
 
 
 class NoBias:
-    """Adds nothing; base of the kinds.
+    """The bias of an encoding without one, and the base class of the other kinds.
 
     Attributes:
-        row: (B|1, H, t) what is added to all scores of each query of the block, which changes no
-            weight: it is left out of the scores, and added to the log-sum-exp; or None.
-        gradients: those of the tensors and weights of a bias, after all blocks.
+        row: (B|1, H, t) a term that all scores of a query have in common, for the t queries of the
+            block, or None. It changes no weight. Scores leave it out, and the log-sum-exp includes
+            it.
+        gradients: after all blocks, the gradients of the tensors and then of the weights from which
+            the bias is computed.
     """
 
     row: Tensor | None = None
@@ -94,15 +100,15 @@ class NoBias:
 
 
 class ByDistance(NoBias):
-    """A function of the distance, computed once for each distance.
+    """A bias that depends on the distance only. It is computed once for each distance.
 
-    `slab` (H, size, N) has it for the queries of any block of `size`: key j of a block that begins
-    at slot i is its column S + j - i.
+    `slab` (H, size, N) has the bias of the queries of any block of `size` queries. If a block
+    begins at slot i, key j is column S + j - i.
 
     Args:
-        terms: the bias (H, N + size - 1) at `distances`.
+        terms: (H, N + size - 1) the bias at `distances`.
         begin: slot of the first query.
-        learned: whether their gradient is needed.
+        learned: whether the gradient of `terms` is needed.
     """
 
     def __init__(self, given: Keys, terms: Tensor, size: int, begin: int, learned: bool):

@@ -51,8 +51,12 @@ class Blocks(NamedTuple):
         return 0 if self.mask is None else self.mask.begin
 
     def of(self, T: int) -> Iterator[tuple[slice, slice, Tensor | None]]:
-        """Yields some queries, their keys, and -inf at the keys that they do not see, (B|1, 1, t,
-        s); None for a causal mask."""
+        """Yields the blocks.
+
+        Yields:
+            A slice of t queries; a slice of their s keys; and a mask (B|1, 1, t, s), which is 0 where
+            the query sees the key and -inf elsewhere, or None for a causal mask.
+        """
         for start in range(0, T, self.size):
             queries = slice(start, min(T, start + self.size))
             if self.mask is None:
@@ -64,17 +68,18 @@ class Blocks(NamedTuple):
 
 
 class Operands:
-    """Queries times the scaling in units of ln 2, keys, and values next to the payload, in at least
-    float32: (B, K, G, T, D), (B, K, S, D) and (B, K, S, P).
+    """Queries (B, K, G, T, D), keys (B, K, S, D), and values next to the payload (B, K, S, P), in
+    at least float32. Queries are multiplied by the scaling and by log2(e), so scores are in units
+    of ln 2.
 
-    Queries and keys have G more channels if their bias is separated. Given the log-sum-exp (B, K,
-    G, T, 1), queries have it, negated, as another channel, and keys and values one of ones: their
-    products are less a number of the query without an operation for it.
+    More channels add terms to the products at no further cost. A separated bias takes G of them in
+    queries and keys. With the log-sum-exp `lse` (B, K, G, T, 1), queries have a channel -lse, and
+    keys and values have a channel of ones. Scores are then less the log-sum-exp of their query.
 
     Attributes:
-        narrow: dtype of the products that make gradients of keys and values.
-        plain_q: given the log-sum-exp, queries with the channels of a bias and without the scaling,
-            in this dtype.
+        narrow: dtype of the products that give the gradients of keys and values.
+        plain_q: only with `lse`: queries with the channels of a bias and without the scaling, in
+            the dtype `narrow`.
     """
 
     def __init__(
@@ -123,10 +128,11 @@ class Operands:
         """Returns the bias of the blocks.
 
         Args:
-            terms: its numbers by distance, or None.
-            tensors: those that it is put together from, without `terms`.
+            terms: the bias by distance (`ByDistance`), or None for other biases.
+            tensors: the tensors of the bias, if `terms` is None.
             learned: whether the gradient of `terms` is needed.
-            needs: whether that of each tensor, and of each trained weight, is.
+            needs: for each tensor, and then for each trained weight, whether its gradient is
+                needed.
         """
         if terms is not None:
             return ByDistance(self, terms, blocks.size, blocks.begin, learned)
@@ -135,8 +141,12 @@ class Operands:
         return (Separated if blocks.separated else Dense)(self, blocks.bias, tensors, needs)
 
     def places(self, t: int, s: int) -> Iterator[Place]:
-        """Yields sequences and key/value heads, as many as fit into the caches; more of short
-        inputs, whose operations would be too small."""
+        """Yields pairs of a sequence and a slice of key/value heads that are computed together.
+
+        On a CPU, the slices are as large as the processor's caches allow for t queries and s keys.
+        Short inputs have larger slices, because their operations would be too small. On a GPU, a
+        slice has all heads.
+        """
         scores = torch.get_num_threads() * self.size * TILE * (1 if self.T > SHORT else 4)
         most = max(1, scores // (self.G * t * min(s, TILE)))
         if self.k.is_cuda:
@@ -154,11 +164,12 @@ class Operands:
         hidden: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        """Writes the scores of some queries and keys to `out`, (g, G t, s), in units of ln 2.
+        """Writes the scores of t queries and s keys to `out` (g, G t, s), in units of ln 2, for the
+        g key/value heads of `place`.
 
         Args:
-            hidden: -inf at keys that a query does not see, (B|1, 1, t, s), or None.
-            bias: (g|1, G|1, t, s), or None.
+            hidden: (B|1, 1, t, s) -inf where a query does not see a key, else 0; or None.
+            bias: (g|1, G|1, t, s) in nats, or None.
         """
         t, s = queries.stop - queries.start, keys.stop - keys.start
         q, k = stacked(self.q, place, queries), self.k[*place, keys].mT
@@ -203,11 +214,12 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def averages(
     given: Operands, blocks: Blocks, bias: NoBias, attended: list[Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Writes the averages of values and payload to `attended`, each (B, H, T, N).
+    """Computes the forward pass. Writes the averages of values and payload to `attended`, two
+    tensors (B, H, T, N).
 
     Returns:
-        The log-sum-exp (B, K, G, T, 1) in units of ln 2, and what a bias adds to the scores of each
-        query besides, (B, H, T), or None.
+        The log-sum-exp (B, K, G, T, 1) in units of ln 2, without `NoBias.row`; and these rows (B,
+        H, T), or None.
     """
     wholes = [x.unflatten(1, (-1, given.G)) for x in attended]
     lse = given.q.new_empty(*given.q.shape[:-1], 1)
@@ -237,13 +249,14 @@ def averages(
 
 
 class Gradients:
-    """Gradients of queries, keys and values, summed block by block.
+    """Gradients of queries, keys and values, summed over blocks.
 
     Args:
-        given: with the log-sum-exp.
-        grad: those of the averages, next to what each query's gradients of the scores are more than
-            their products with values, (B, K, G, T, P + 1).
-        width: of the values whose gradients are wanted.
+        given: the operands, with their log-sum-exp.
+        grad: (B, K, G, T, P + 1) the gradients of the averages. The last channel is a number for
+            each query: the gradient of a score is its weight times the sum of this number and of
+            the product of `grad` with the value.
+        width: number of channels of the values that need a gradient.
     """
 
     def __init__(self, given: Operands, grad: Tensor, width: int):

@@ -22,8 +22,10 @@ ALTERNATIVES = "allowed here: eager, sdpa, flex_attention"
 
 
 class Ragged(NamedTuple):
-    """Where the real tokens of a batch are, found once for all layers. The real queries are the
-    last real keys, which is how the package aligns them."""
+    """Places of the real tokens in a padded batch. They are computed once for all layers.
+
+    The package aligns queries with the last keys, so the real queries are the last real keys.
+    """
 
     queries: Tensor  # their numbers in (B, T) when it is flattened
     keys: Tensor  # their numbers in (B, S)
@@ -37,8 +39,16 @@ class Ragged(NamedTuple):
 
 
 def ragged(mask: Tensor | None, documents: Tensor | None, T: int) -> Ragged | None:
-    """Returns the mask of all layers, from (B, S), False at padding, and numbers of documents (B,
-    T), None if a row is one; refuses masks of other dimensions."""
+    """Returns the places of the real tokens, or None if nothing is padded or packed.
+
+    Args:
+        mask: (B, S) False at padding, or None.
+        documents: (B, T) numbers of packed documents, or None if each row is one document.
+        T: number of new tokens.
+
+    Raises:
+        ValueError: for a mask with other than two dimensions.
+    """
     if mask is None and documents is None:
         return None
     if mask is not None and mask.ndim != 2:

@@ -39,8 +39,12 @@ def aligned(x_BHTD: Tensor) -> Tensor:
 
 
 def attend_by_blocks(request: Request) -> Attended | None:
-    """Returns the averages of a long input with a bias in linear memory, or None for others, whose
-    bias of all pairs of tokens takes less time. `mask` is None (causal), boolean or additive."""
+    """Returns the averages of an input of more than LONG tokens with a bias, in memory linear in
+    the length; None for other inputs, which torch's kernels compute in less time.
+
+    The mask of the request is None (causal), boolean or additive (B|1, 1, T, S). Additive masks are
+    among the other inputs.
+    """
     q, k, _, mask, bias, _, dropout, _ = request
     T, S = q.shape[2], k.shape[2]
     if bias is None or dropout or is_compiling() or T <= LONG or T != S:

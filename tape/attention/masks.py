@@ -35,8 +35,15 @@ class Batch(NamedTuple):
 def restrict(
     window: int | None, real_BS: Tensor | None, documents_BT: Tensor | None, slots: int
 ) -> Allowed | None:
-    """Returns whether a key is the query or one of the `window` - 1 real tokens before it, and in
-    the document of the query; None if neither is asked for. `slots` is the number of slots."""
+    """Returns a function of (b, h, i, j) that tells whether the query at slot i may see the key at
+    slot j, or None if nothing is restricted. Causality and padding are not part of it.
+
+    Args:
+        window: a query sees itself and the `window` - 1 real tokens before it; None: no window.
+        real_BS: (B, S) False at padding, or None.
+        documents_BT: (B, T) numbers of documents; a query sees only its own; or None.
+        slots: number of slots in the cache.
+    """
     conditions: list[Allowed] = []
     if window is not None and real_BS is None:
         conditions.append(lambda b, h, i, j: i - j < window)

@@ -110,9 +110,17 @@ def check_file(path: Path) -> None:
 
 
 def token_ids(path: Path, dtype: str | None) -> np.ndarray:
-    """Maps a file of token ids into memory (N,). Beside a file of the cache (`tape.data.blocks`),
-    its dtype is recorded. Raises a ValueError for another size, and for a file that is read as
-    uint16 because nothing says otherwise, and seems to be wider: every second number is tiny."""
+    """Maps a file of token ids into memory, (N,).
+
+    Args:
+        dtype: "uint16" or "uint32"; None: as recorded beside a file of the cache
+            (`tape.data.blocks`), or else uint16.
+
+    Raises:
+        ValueError: if `dtype` differs from the recorded one; if the file's size is 0 or no multiple
+            of the dtype's; or if a file without a known dtype seems to hold uint32, because every
+            second number is tiny.
+    """
     facts = path.with_name(FACTS)
     recorded = read_object(facts).get("dtype") if facts.is_file() else None
     if dtype and recorded and dtype != recorded:
@@ -164,9 +172,13 @@ def recorded_corpus(path: Path) -> tuple[type[Corpus] | None, dict[str, Any]]:
 
 
 def check_split(corpus: TextCorpus, model: Path) -> None:
-    """Raises a ValueError if a model was trained on files of a corpus that it splits otherwise: in
-    the validation split may be what it was trained on. Of documents that are held out by their
-    hashes, fewer than in training are none of those."""
+    """Raises a ValueError if the validation split of a corpus may contain text that the model was
+    trained on.
+
+    This is so if the model was trained on some of the same files with another split. One other
+    split is safe: if documents are held out by their hashes, a smaller share of them is part of the
+    share that was held out in training.
+    """
     path = model / TRAINED
     kind, settings = recorded_corpus(path) if path.is_file() else (None, {})
     if kind is not TextCorpus:

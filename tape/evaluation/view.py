@@ -92,14 +92,15 @@ class HeatMap(NamedTuple):
 
 
 class View(NamedTuple):
-    """How the runs with one kind of evaluation are shown.
+    """How the results of one kind of evaluation are shown.
 
     Attributes:
-        keys: settings of the evaluation that must be equal for all runs.
-        columns: of the table, from these settings of each run and the rows of all.
-        best: takes the rows of `measure` whose mean orders the table, from the settings of a run;
-            all rows if it takes none of any run. A loss is better if it is lower.
-        note: what the values are of, below the table, from the settings of a run and all rows.
+        keys: settings of the evaluation that must be equal in all runs.
+        columns: makes the columns of the table from the settings `keys` of each run and all rows.
+        best: makes a filter of rows from the settings of a run. The table is ordered by the mean of
+            the `measure` over the rows that pass it, or over all rows if none pass. A lower loss is
+            better, and so is a higher value of any other measure.
+        note: makes the text below the table from the settings of a run and all rows.
     """
 
     keys: tuple[str, ...]

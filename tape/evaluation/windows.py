@@ -32,8 +32,9 @@ class Window(NamedTuple):
 
 
 def sliding(tokens: int, length: int, stride: int) -> list[Window]:
-    """A window every `stride` tokens until one reaches the end of the text, where it is cut. Each
-    scores the tokens that none before it had, so every token but the first is scored once."""
+    """Returns windows that start every `stride` tokens. The last one is cut at the end of the text.
+    Each scores the tokens that no earlier window has scored, so every token but the first is scored
+    once."""
     return [
         Window(start, start + length - stride if start else 1, min(start + length, tokens))
         for start in range(0, tokens - length + stride, stride)
@@ -41,8 +42,8 @@ def sliding(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 def paper(tokens: int, length: int, stride: int) -> list[Window]:
-    """A window every `stride` tokens, but none that ends with the text, and every token of it but
-    the first is scored: most of a text length / stride times."""
+    """Returns windows that start every `stride` tokens and end before the text does. Each scores
+    all of its tokens but the first, so most tokens are scored length / stride times."""
     return [Window(start, start + 1, start + length) for start in range(0, tokens - length, stride)]
 
 
@@ -57,9 +58,16 @@ def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 def spread(tokens: int, length: int, stride: int, longest: int, scored: int) -> list[Window]:
-    """Windows that score about `scored` tokens, none of them twice, spread evenly over the text.
-    Each scores its last `stride`, as most windows of `sliding` do. They end where windows of the
-    `longest` compared length fit as well, so the same tokens are scored at every length."""
+    """Returns windows that score about `scored` tokens, spread evenly over the text.
+
+    Each window scores its last `stride` tokens, and no token is scored twice. Windows of all
+    lengths end at the same places, at which windows of the `longest` compared length fit. The same
+    tokens are therefore scored at every length.
+
+    Raises:
+        ValueError: if the text has fewer than `longest` tokens, or if the stride is not below the
+            length.
+    """
     check_stride(stride, length)
     first = max(longest, stride)
     if tokens < first:
@@ -81,10 +89,18 @@ CONVENTIONS = {
 
 
 def strides_of(convention: str, lengths: list[int], stride: int | None = None) -> dict[int, int]:
-    """Returns the stride by window length: as given, or the length for `disjoint`, half of the
-    shortest length for `spread`. For the others STRIDE, but the shortest length if that is less (of
-    `sliding` half of it, if it is not more), as no token may be left out. Raises a ValueError for a
-    stride that the convention does not allow."""
+    """Returns the stride, in tokens, for each window length.
+
+    Args:
+        stride: the number for all lengths; None for these defaults:
+            disjoint: the length itself, the only possible stride.
+            spread: half of the shortest length.
+            sliding: STRIDE, or half of the shortest length if that length is at most STRIDE.
+            paper, longlora: STRIDE, or the shortest length if that is less.
+
+    Raises:
+        ValueError: for a stride that the convention does not allow.
+    """
     if convention == "disjoint":
         for length in lengths:
             if stride not in (None, length):
@@ -113,9 +129,18 @@ def windows_of(
     longest: int | None = None,
     scored: int | None = None,
 ) -> list[Window]:
-    """Returns the windows of a text of this many `tokens`, with `stride` from `strides_of`; raises
-    a ValueError for a text that is too short. `spread` depends on the `longest` compared length (by
-    default this one) and on how many tokens are to be `scored` (SCORED_TOKENS)."""
+    """Returns the windows of a text, in the order of their starts.
+
+    Args:
+        tokens: number of tokens of the text.
+        length: tokens in a window.
+        stride: from `strides_of`.
+        longest: only for `spread`: the longest length that is compared; None: `length`.
+        scored: only for `spread`: about how many tokens are scored; None: SCORED_TOKENS.
+
+    Raises:
+        ValueError: if the text is too short for a window.
+    """
     sample = (longest or length, scored or SCORED_TOKENS) if convention == SPREAD else ()
     windows = []
     if tokens >= length:

@@ -27,8 +27,13 @@ def check_kind(cache: Cache | None) -> None:
 def cached_extras(
     cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
 ) -> Tensor | None:
-    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width), free slots
-    of a static cache included; None without any. Refuses keys of other encodings."""
+    """Returns the extras of the cached tokens of a layer, (B, K, S, width), or None if nothing is
+    cached. They are the last `width` > 0 channels of the keys. S includes the free slots of a
+    static cache.
+
+    Raises:
+        ValueError: for a cache that rounds or drops tokens, and for keys of another encoding.
+    """
     known = layer_idx < len(cache.layers) and cache.layers[layer_idx].is_initialized
     lossy = isinstance(cache, QuantizedCache)
     if known:
@@ -48,12 +53,17 @@ def cached_extras(
 def stored(
     cache: Cache, layer_idx: int, encoding: str, k: Tensor, extras: Tensor | None, values: Values
 ) -> tuple[Tensor, Tensor | None, Values]:
-    """Appends new tokens to a cache; returns keys, extras and values of all tokens.
+    """Appends new tokens to the cache of a layer.
 
-    Extras and payload, which depend on no later token, are stored as more channels of keys and
-    values, which all caches of transformers allow. A `GrowingCache` on a CPU has the payload as
-    more heads: averages of 64 channels take half as long there as their share of 128 channels.
-    Refuses cached tokens of other encodings.
+    Extras are stored as more channels of the keys, and the payload as more channels of the values.
+    All caches of transformers allow this. A `GrowingCache` on a CPU stores the payload as more
+    heads, because two averages of 64 channels take half the time of one of 128 there.
+
+    Returns:
+        Keys (B, K, S, D), extras (B, K, S, width) or None, and values of all tokens.
+
+    Raises:
+        ValueError: if the cached tokens are of another encoding.
     """
     keys = k if extras is None else torch.cat((k, extras), dim=-1)
     stacks = isinstance(cache, GrowingCache) and k.device.type == "cpu"

@@ -42,8 +42,14 @@ def load(
 
 
 def read_config(folder: Path, position: str | dict[str, Any] | None = None) -> TapeConfig:
-    """Returns the configuration beside a model of ours or a Llama, with another encoding or other
-    arguments of its encoding if they are given."""
+    """Returns the configuration in the folder of a model of ours or of a Llama.
+
+    Args:
+        position: replaces the encoding, or some of its arguments; None keeps it.
+
+    Raises:
+        ValueError: if the folder has no readable configuration.
+    """
     check_no_gguf(folder)
     path = folder / CONFIG
     if not path.is_file():
@@ -59,16 +65,17 @@ def load_model(
     attn_implementation: str | None = None,
     position: str | dict[str, Any] | None = None,
 ) -> TapeForCausalLM:
-    """Loads a model of ours, or a Llama as one with RoPE; an adapter is merged into its base. The
-    model is on a GPU if there is one. Says on stderr if other code trained it.
+    """Loads a model for evaluation, on a GPU if there is one. A Llama becomes a model with RoPE. An
+    adapter is merged into its base. If the code of the decoder or the encoding has changed since
+    the training, a note is printed to stderr.
 
     Args:
-        dtype: by default the one that it was saved in, float32 for an adapter.
-        position: as in `read_config`; an encoding without weights of its own.
+        dtype: dtype of the weights; None: as saved, or float32 for an adapter.
+        position: as in `read_config`, for an encoding that has no weights.
 
     Raises:
-        ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
-            without its base; for weights that are not finite.
+        ValueError: if the folder has no trained model; if weights are missing, left over or not
+            finite; or if the base of an adapter is not found.
     """
     files = state_of_files(folder)
     adapted = weight_files(folder)[0].name == ADAPTER

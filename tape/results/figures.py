@@ -53,9 +53,11 @@ def _trained(found: Comparison, kind: str) -> dict[str, int]:
 
 
 def write_figures(found: Comparison, out: Path) -> None:
-    """Writes curves and heatmaps as png and svg, where there are such rows. With heat maps of
-    several evaluations, those of a further one are heatmaps_<evaluation>. Those of an earlier
-    comparison go."""
+    """Writes curves.png and .svg, and heatmaps.png and .svg, if there are rows for them.
+
+    If a second evaluation has heat maps, they are heatmaps_<evaluation>. Figures of an earlier
+    comparison in `out` are deleted first.
+    """
     for old in (*out.glob("curves.*"), *out.glob("heatmaps*.*")):
         old.unlink()
     if (figure := curves(found)) is not None:

@@ -66,8 +66,12 @@ def read_finished(folder: Path, name: str) -> Run:
 
 
 def choices(runs: Sequence[Run]) -> Choices:
-    """Groups runs by encoding or method. Raises a ValueError if they differ in more than that, the
-    learning rate and the seed, or two do not differ at all."""
+    """Chooses a learning rate for each encoding or method, by the mean validation loss over seeds.
+
+    Raises:
+        ValueError: if runs differ in other settings than encoding or method, learning rate and
+            seed, or if a run is given twice.
+    """
     check_given(runs)
     groups = by_settings(runs, [RATE])
     names: dict[str, str] = {}
@@ -107,9 +111,12 @@ def table(found: Choices) -> str:
 
 
 def draw(found: Choices) -> Figure:
-    """Returns losses against rates, a line per encoding. The chosen rate has a star; a hollow one
-    lies at the boundary. The axis shows the two lowest losses of each encoding: one that diverged
-    would flatten all others."""
+    """Draws the loss, in nats per token, against the learning rate, with a line per encoding.
+
+    A star marks the chosen rate. It is hollow if a better rate may lie outside of the tried ones.
+    The vertical axis ends above the two lowest losses of each encoding, because a diverged run
+    would flatten all lines.
+    """
     figure = Figure(figsize=(7.6, 4.8), layout="constrained")
     axes = figure.subplots()
     styles = dict(zip(found.names, cycle(STYLES), strict=False))

@@ -136,12 +136,19 @@ def _ranked(groups: Groups, rows: dict[str, pd.DataFrame]) -> list[str]:
 
 
 def groups_of(runs: Sequence[Run], across: Patterns = (), within: Patterns = ()) -> Groups:
-    """Groups runs into rows, in the order of the runs. Evaluations may have runs of their own.
-    Raises a ValueError if runs were asked or given something else, or one occurs twice.
+    """Groups runs into rows of the tables, one table for each kind of evaluation.
 
     Args:
-        across: patterns of further settings that may differ, such as `model.*`.
-        within: patterns of settings that may differ in a row, from seed to seed, such as `base_*`.
+        across: patterns of settings in which rows may differ, besides encoding or method, such as
+            `model.*`.
+        within: patterns of settings in which the runs of one row may differ, such as `base_*`.
+
+    Returns:
+        By evaluation and label, the runs of the row in the order of their seeds.
+
+    Raises:
+        ValueError: if runs differ in other settings or in those of an evaluation, or if a run is
+            given twice.
     """
     groups: Groups = {}
     for kind in files():
@@ -197,8 +204,16 @@ def _without(settings: Settings, patterns: Patterns) -> Settings:
 
 
 def check_given(runs: Sequence[Run], across: Patterns = (), within: Patterns = ()) -> None:
-    """Raises a ValueError unless runs had one budget, and methods adapted one base, or one per seed
-    if their weights may differ within a row: runs of one seed are equal in what is `within`."""
+    """Checks that runs can be compared: their settings are equal but for the encoding or the
+    method.
+
+    Methods must adapt the same base. If `within` includes the weights of the base, there may be one
+    base for each seed. Runs of one seed must then be equal in the settings `within`.
+
+    Raises:
+        ValueError: if runs differ, or if a method adapted other weights than the evaluated base
+            has.
+    """
     methods = [run for run in runs if METHOD in run.settings]
     bases = [run for run in runs if METHOD not in run.settings] if methods else []
     free = METHOD_SETTINGS if methods else ENCODING_SETTINGS

@@ -265,12 +265,20 @@ def read_all(
     read: Callable[[Path, str], Run] = read_run,
     failed: Sequence[Path] = (),
 ) -> tuple[list[Run], dict[Path, str]]:
-    """Returns runs, and by folder why others could not be read; raises a ValueError if none can be.
+    """Reads runs, and keeps the reason for each that cannot be read.
 
     Args:
-        folders: of runs, of one evaluation of a run each, or of saved results.
-        name: the folder of the runs' evaluation, given to `read`; None for that of `shared_name`.
-        failed: folders of runs that are not read: what is in them may be from an earlier time.
+        folders: folders of runs, of a single evaluation of a run, or of saved results.
+        name: name of the evaluation's folder in that of the run; None: `shared_name`.
+        read: reads a run from its folder and this name.
+        failed: folders of failed runs, which are not read, because their results may be from an
+            earlier run.
+
+    Returns:
+        The runs, and by folder the reason why a run could not be read.
+
+    Raises:
+        ValueError: if no run can be read.
     """
     if name is None:
         name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
