@@ -89,7 +89,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     prompts = ["--max_tokens", "512", "--interval", "512", "--num_tests", "1", "--depths", "1"]
     for evaluated in ("imported", trial):
         installed("evaluate", evaluated, "--task", "passkey", *prompts)
-    assert "| tape |" in installed("compare", trial, "--out", "table")
+    assert "| tape |" in installed("compare", trial, "--name", "compare", "--out", "table")
     installed("report", trial, "--out", "page")
     assert "passkey" in (tmp_path / "page" / "index.html").read_text()
     for command in ("scrolls-score", "sweep"):

@@ -54,8 +54,8 @@ class Blocks(NamedTuple):
         """Yields the blocks.
 
         Yields:
-            A slice of t queries; a slice of their s keys; and a mask (B|1, 1, t, s), which is 0 where
-            the query sees the key and -inf elsewhere, or None for a causal mask.
+            A slice of t queries; a slice of their s keys; and a mask (B|1, 1, t, s), which is 0
+            where the query sees the key and -inf elsewhere, or None for a causal mask.
         """
         for start in range(0, T, self.size):
             queries = slice(start, min(T, start + self.size))
