@@ -43,10 +43,15 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 def add_text(parser: argparse.ArgumentParser, **how: Any) -> None:
     """Adds the options that name a text."""
     add = parser.add_argument
-    about = "a file of token ids, the validation split of the model's own text (run), or of "
+    about = "a file of token ids, the held-out text of the run itself (run), or of "
     add("--data", help=about + ", ".join(TEXTS[1:]), **how)
     add("--files", nargs="+", help="the files for --data text, or the folder for --data c4")
-    add("--split", choices=SPLITS, default=SPLITS[0], help="split of a corpus; english also has a test split")
+    add(
+        "--split",
+        choices=SPLITS,
+        default=SPLITS[0],
+        help="of a corpus; only english has a test split",
+    )
     add("--whole", action="store_true", help="read all of --files instead of the validation split")
     about = "dtype of a file of token ids (default: as recorded beside it, or uint16)"
     add("--token_dtype", choices=TOKEN_DTYPES, help=about)
