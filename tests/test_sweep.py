@@ -1,6 +1,7 @@
 """The engine of sweeps, with a stand-in for the commands of tape that takes milliseconds; and a
 sweep from training to the comparison, with a tiny run and all processes."""
 
+import inspect
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import psutil
@@ -22,6 +24,7 @@ from tape.cli.sweep import compose, engine
 from tape.cli.sweep.compose import Run
 from tape.cli.sweep.engine import perform
 from tape.core.files import write_text
+from tape.encodings import ENCODINGS
 
 STAND_IN = """
 import os, pathlib, signal, sys, time
@@ -138,6 +141,22 @@ def test_a_run_is_checked_again_where_something_changed(capfd):
         if path:
             write_text(Path(path), "changed")
     assert not replace(run, commands=(("train", "--stride", "3"),)).finished()
+
+
+def test_the_code_of_encodings_is_part_of_a_receipt(monkeypatch):
+    monkeypatch.undo()
+    files = {Path(inspect.getfile(encoding)).resolve() for encoding in ENCODINGS.values()}
+    assert all(any(path.is_relative_to(part) for part in compose.CODE) for path in files)
+
+
+def test_an_encoding_of_another_package_is_part_of_a_receipt(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "halves.py").write_text("SLOPE = 1\n")
+    entry = EntryPoint("halves", "halves:Halves", "tape.encodings")
+    monkeypatch.setattr(compose, "entry_points", lambda group: [entry])
+    assert performed(run := make_run("halves")) == 0 and run.finished()
+    (tmp_path / "halves.py").write_text("SLOPE = 12\n")
+    assert not run.finished()
 
 
 def test_the_request_of_a_receipt_is_that_of_the_beginning():

@@ -7,9 +7,11 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -71,7 +73,7 @@ class Run:
         for pattern in [path for path in paths if not Path(path).exists()]:
             paths.update(glob(pattern, recursive=True))
         read = [p for p in map(Path, sorted(paths)) if not p.is_relative_to(self.folder)]
-        files = [state_of(path) for path in (CONFIG, *CODE, *read)]
+        files = [state_of(path) for path in (CONFIG, *CODE, *other_encodings(), *read)]
         return {"commands": self.commands, "python": sys.version, "files": files}
 
     def record(self, request: dict[str, Any]) -> str:
@@ -81,6 +83,13 @@ class Run:
     def finished(self) -> bool:
         found = self.receipt.read_text(errors="replace") if self.receipt.is_file() else ""
         return found == self.record(self.request())
+
+
+def other_encodings() -> Iterator[Path]:
+    """Yields the packages that add encodings by entry points."""
+    for entry in entry_points(group="tape.encodings"):
+        if spec := find_spec(entry.module.partition(".")[0]):
+            yield from map(Path, spec.submodule_search_locations or [spec.origin])
 
 
 def state_of(path: Path) -> dict[str, list[int]]:

@@ -105,7 +105,8 @@ class Engine:
         for worker in self.workers:
             worker.wait()
         if self.stopped:
-            print(f"stopped: {left} of {count} runs are left; the same command continues")
+            where = f"{left} of {count} runs are left" if left else "the comparison is left"
+            print(f"stopped: {where}; the same command continues")
             return 130 if self.stopped == signal.SIGINT else STOPPED
         if self.failed:
             names = ", ".join(str(run.folder) for run in self.failed)
