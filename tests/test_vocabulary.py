@@ -217,6 +217,26 @@ def test_settings_of_a_tokenizer(tmp_path):
     refuses(r"changes the tokens of \S+tokenizer.json, as in", read_tokenizer, folder)
 
 
+@pytest.mark.parametrize("split", [WORDS, None])
+@pytest.mark.parametrize("role", ["pad_token", "eos_token", "extra_special_tokens"])
+def test_a_token_of_plain_text_may_have_a_role(role, split, tmp_path):
+    """As padding is "!" in some checkpoints. It is no special token then, but others are."""
+    made = learned(models.BPE(), "other then. " * 9, split)
+    folder = saved(tmp_path / "model", made, "PreTrainedTokenizerFast")
+    file, text = folder / "tokenizer_config.json", "other then. the"
+    given = {role: ["the"] if role.startswith("extra") else "the", "bos_token": "<new>"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | given))
+    for _ in range(2):
+        tokenizer = read_tokenizer(folder)
+        ids = tokenizer(text)["input_ids"]
+        assert ids == made.encode(text).ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == made.decode(ids)
+        the, new = tokenizer.convert_tokens_to_ids(["the", "<new>"])
+        assert the == made.token_to_id("the") and tokenizer("<new>")["input_ids"] == [new]
+        assert role.startswith("extra") or getattr(tokenizer, f"{role}_id") == the
+        tokenizer.save_pretrained(folder := tmp_path / "again")
+
+
 @pytest.mark.parametrize("given", [{}, {"add_dummy_prefix": False}, {"byte_fallback": False}])
 def test_a_tokenizer_of_sentencepiece_alone_makes_its_tokens(given, tmp_path):
     pieces = trained_pieces(tmp_path / "model", **given)

@@ -87,7 +87,15 @@ def _of_file(source: str | Path, file: Path, how: dict[str, Any]) -> PreTrainedT
         usual = {name: x for name, x in usual.items() if isinstance(x, str) and x in known}
         tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **how | usual)
     made, backend = map(_whole, (Tokenizer.from_file(str(file)), tokenizer.backend_tokenizer))
-    names = [token.content for token in made.get_added_tokens_decoder().values()]
+    own = made.get_added_tokens_decoder()
+    others = {n: x for n, x in backend.get_added_tokens_decoder().items() if n not in own}
+    in_text = {n: x for n, x in others.items() if _is_of_text(made, n)}
+    if any(token.special for token in in_text.values()):
+        whole = _whole(Tokenizer.from_file(str(file)))
+        whole.add_tokens([x for n, x in others.items() if not (x.special and n in in_text)])
+        whole.encode_special_tokens = backend.encode_special_tokens
+        tokenizer._tokenizer = backend = whole
+    names = [token.content for token in (own | in_text).values()]
     for text in (*PROBE, *(f"a{name} b {name}c" for name in names)):
         if _ids(made, text) != _ids(backend, text):
             raise ValueError(
@@ -96,6 +104,16 @@ def _of_file(source: str | Path, file: Path, how: dict[str, Any]) -> PreTrainedT
                 f"fix_mistral_regex from {SETTINGS}"
             )
     return tokenizer
+
+
+def _is_of_text(tokenizer: Tokenizer, number: int) -> bool:
+    """Returns whether plain text has a token, given by its id. If it has a role, such as padding,
+    transformers makes it special: it would be cut out of words, and left out of answers."""
+    name, model, split = tokenizer.id_to_token(number), tokenizer.model, tokenizer.pre_tokenizer
+    if name is None or model.token_to_id(name) is None:
+        return False
+    words = 1 if split is None else len(split.pre_tokenize_str(name))
+    return words == 1 and [token.id for token in model.tokenize(name)] == [number]
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int] | str:
