@@ -34,7 +34,14 @@ from tape.evaluation.figures import side_by_side, write_figure
 from tape.evaluation.scoring import exp
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
-from tape.results.rows import FREE, NAMED, DifferentSettings, check_alike, groups_of
+from tape.results.rows import (
+    FREE,
+    NAMED,
+    DifferentSettings,
+    check_alike,
+    groups_of,
+    usual_settings,
+)
 from tape.results.runs import Run, end, missing_note, read_all, read_saved
 from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
@@ -155,12 +162,12 @@ def configured(name: str) -> Mapping[str, Any]:
 
 def row_of(run: Run) -> str:
     """Returns the encoding of a run, with arguments that are not the defaults of the registry."""
-    usual = ENCODINGS[run.encoding].defaults() if run.encoding in ENCODINGS else None
+    usual = usual_settings(run.encoding)
     told = [run.encoding]
     for key, value in sorted(run.settings.items()):
         name = key.removeprefix("position.")
         free = name in (key, "name") or name.rpartition(".")[2] in FREE
-        own = usual and not free and value != usual.get(name)
+        own = usual and not free and value != usual.get(key)
         own = own and value != configured(run.encoding).get(name)
         told += [f"{name}={value}"] if own or key in NAMED else []
     return " ".join(told)

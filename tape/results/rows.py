@@ -175,14 +175,14 @@ def check_alike(label: str, one: Run, other: Run, only: str = ".*") -> None:
     defaults of their encoding that older runs do not have."""
     first, second = (
         {key: value for key, value in whole.items() if re.fullmatch(only, key)}
-        for whole in (_usual(run.encoding) | run.settings for run in (one, other))
+        for whole in (usual_settings(run.encoding) | run.settings for run in (one, other))
     )
     if changes := differences(first, second):
         what = f"{one.folder} and {other.folder} are both {label}, with other settings"
         raise ValueError(f"{what} ({'; '.join(changes)}): leave out the runs of one of them")
 
 
-def _usual(encoding: str) -> Settings:
+def usual_settings(encoding: str) -> Settings:
     """Returns the defaults of an encoding, those of a new model for `theta` of the configuration,
     which older runs of CARoPE have stored."""
     usual = ENCODINGS[encoding].defaults() if encoding in ENCODINGS else {}
@@ -313,7 +313,7 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
     labels = []
     for settings in groups:
         label = encoding = settings["position.name"]
-        usual = _usual(encoding)
+        usual = usual_settings(encoding)
         for key, name in named.items():
             value, argument = settings.get(name), key.removeprefix("position.")
             free = key != argument and (name not in settings or value == usual.get(key, ...))
