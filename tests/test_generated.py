@@ -213,7 +213,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     for given, message in (
         ("copy:fire", "--contrasts copy:fire: give task:encoding:encoding"),
         ("copy:rope:rope", "--contrasts copy:rope:rope: give task:encoding:encoding"),
-        ("copy:tpe sampler=subset:rope", "unknown encoding 'tpe'; did you mean 'tape'"),
+        ("copy:tpe sampler=subset:rope", "unknown position encoding 'tpe'; did you mean 'tape'"),
     ):
         refuses(message, suite, evaluated[:1], tmp_path / "contrast", [given])
     evaluated = [shutil.copytree(run, tmp_path / run.name) for run in evaluated]

@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import psutil
@@ -28,6 +27,7 @@ from tape.core import provenance
 from tape.evaluation import journal as workers
 from tape.evaluation.journal import FILE, join
 from tape.evaluation.questions import Questions, greedy
+from tape.evaluation.task import tasks_by_name
 from tape.model.checkpoint import load
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
 from tape.tasks.passkey.sequences import Passkeys
@@ -209,7 +209,7 @@ def test_shards_give_the_same_as_one(name, folder, tmp_path):
     place = other / case.place
     assert evaluate(other, name, "--shard 2/3") is None
     assert evaluate(other, name, "--shard 2/6") is None  # again what the first has answered
-    results = resolve_name(entry.TASKS[FLAGS[name].split()[0]]).results
+    results = tasks_by_name()[FLAGS[name].split()[0]].load().results
     with refused(match=r"batches are missing.* a shard not started"):
         results.write(place, *join(place))
     assert evaluate(other, name, "--shard 1/3") is None and not (place / results.file).exists()
