@@ -265,6 +265,10 @@ def test_what_a_family_may_have_and_the_decoder_not_is_refused(tmp_path):
     dynamic = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
     saved_config(tmp_path, model_type="qwen2", rope_parameters=dynamic, **SHAPE)
     refuses(r"rope_type='dynamic': only schedules that are fixed", load, tmp_path)
+    by_kind = {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}
+    for family in ("llama", "qwen3"):  # transformers ignores it in a Llama
+        saved_config(tmp_path, model_type=family, rope_parameters=by_kind, **SHAPE)
+        refuses(r"full_attention=.* is a schedule for some layers", load, tmp_path)
     kinds = ["chunked_attention"] * 4
     saved_config(tmp_path, model_type="qwen3", layer_types=kinds, **SHAPE)
     refuses(r"layer_types has 'chunked_attention'; allowed", load, tmp_path)

@@ -74,7 +74,8 @@ def settled(
     config: PretrainedConfig, theta: float | None, scaling: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Returns the `rope_parameters` for `theta` and `scaling`, which default to those of the
-    configuration. Refuses unknown schedules, and arguments that are missing or out of bounds."""
+    configuration. Refuses unknown schedules, those of some layers, and arguments that are missing or
+    out of bounds."""
     if not isinstance(scaling, Mapping | None):
         raise ValueError(
             f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
@@ -86,6 +87,12 @@ def settled(
             kinds = ", ".join(sorted(REQUIRED))
             raise ValueError(f"scaling={dict(scaling)!r} needs a rope_type; known: {kinds}")
     scaling = dict(current if scaling is None else scaling)
+    for name, value in scaling.items():
+        if isinstance(value, Mapping):
+            raise ValueError(
+                f"rotary positions: {name}={dict(value)!r} is a schedule for some layers, as other "
+                "families of models have; allowed: one schedule for all layers"
+            )
     scaling.setdefault("rope_theta", current["rope_theta"])
     if theta is not None:
         scaling["rope_theta"] = theta
