@@ -74,8 +74,8 @@ def settled(
     config: PretrainedConfig, theta: float | None, scaling: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Returns the `rope_parameters` for `theta` and `scaling`, which default to those of the
-    configuration. Refuses unknown schedules, those of some layers, and arguments that are missing or
-    out of bounds."""
+    configuration. Refuses unknown schedules, those of some layers, and arguments that are missing
+    or out of bounds."""
     if not isinstance(scaling, Mapping | None):
         raise ValueError(
             f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
