@@ -139,6 +139,12 @@ def test_answers_end_with_any_end_token_of_the_checkpoint(file, tmp_path):
         assert answer.shown["given"] == text
 
 
+def test_answers_that_no_token_ends_are_refused(tmp_path):
+    model, _ = load(make_run(tmp_path, "passkey"))
+    with refused(match="no token ends an answer"):
+        greedy(model, [[1, 2]], [], 2, 8)
+
+
 def test_one_pass_marks_as_greedy_decoding_does(tmp_path):
     """The labels are replaced by what the model writes, for every second problem."""
     model, tokenizer = load(make_run(tmp_path, "synthetic"))

@@ -111,7 +111,13 @@ def greedy(
     length: int,
 ) -> list[list[int]]:
     """Returns answers of up to `new_tokens` tokens, up to the first of `ends`, whose place
-    `ends[0]` takes. Random positions are drawn for `length` tokens, as in a `Batch`."""
+    `ends[0]` takes. Random positions are drawn for `length` tokens, as in a `Batch`. Raises a
+    ValueError if there are no ends."""
+    if not ends:
+        raise ValueError(
+            "no token ends an answer: tokenizer, config.json and generation_config.json have no "
+            "eos_token_id; write one into generation_config.json"
+        )
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     padded = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = padded(rows).to(model.device)
