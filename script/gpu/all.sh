@@ -30,12 +30,13 @@ if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; th
     layer=(--shape base --lengths 1024 8192 32768) decoder=(--shape base)
     long=(--shape small --lengths 1024 4096 16384)
     llama=(--shape llama2_7b --checkpointing) addition=() fused=flex_attention
+    backends=(sdpa flex_attention)
 else
     out=${1:-output/gpu_rehearsal} tokens=128 lengths=32 compiled=no
     model=(model=tiny vocab_size=300 trainer.bf16=false) steps=(trainer.max_steps=4)
     few=(--shape tiny --new 2) layer=(--lengths 32 --methods rope tape fire t5) decoder=() llama=()
     long=(--lengths 32)
-    fused=sdpa # flex_attention does not train on a CPU
+    fused=sdpa backends=(sdpa) # flex_attention does not train on a CPU
     addition=(vary.position='[rope,tape]' evaluation="'max_length=2 samples=1'" --
         model=arithmetic_small trainer.max_steps=2 trainer.logging_steps=1 trainer.eval_steps=2
         trainer.bf16=false length=10 data.max_first=2 data.max_second=2 task.samples=1
@@ -88,7 +89,7 @@ part tests tests -c 'import sys, pytest; sys.exit(int(pytest.main(sys.argv[1:]))
     -v --tb=short -p no:cacheprovider -m gpu tests/test_gpu.py "@$out/logs/passed"
 speed layer layer --case layer --compiled no "${layer[@]}"
 speed layer layer_compiled --case layer --work training "${layer[@]}" --methods rope tape \
-    --compiled "${compiled##* }" --backends sdpa "$fused"
+    --compiled "${compiled##* }" --backends "${backends[@]}"
 speed training training --case train_step --methods rope tape llama ${decoder[@]+"${decoder[@]}"} \
     --lengths "$first" --batch $((tokens / first)) --compiled "${compiled##* }" \
     --backends sdpa flex_attention
@@ -96,7 +97,7 @@ speed training biases --case train_step --methods rope fire t5 ${decoder[@]+"${d
     --lengths "$first" --batch $((tokens / first)) --compiled "${compiled##* }" \
     --backends "$fused"
 speed long long --case train_step --checkpointing --batch 1 --rounds 3 --compiled no "${long[@]}" \
-    --methods rope tape alibi fox t5 kerple fire --backends sdpa "$fused"
+    --methods rope tape alibi fox t5 kerple fire --backends "${backends[@]}"
 for length in $lengths; do
     for optimizer in adamw muon; do
         for compile in $compiled; do
