@@ -122,8 +122,10 @@ def speed(given: list[str]) -> argparse.Namespace:
     )
     arguments = parser.parse_args(given)
     if "adapters" in arguments.case:
+        from omegaconf import OmegaConf
+
         from tape.cli.settings.composition import composed  # takes half a second
 
         peft = {name: composed([f"peft={name}"], "train").peft for name in ADAPTERS}
-        arguments.adapters = {name: dict(settings) for name, settings in peft.items()}
+        arguments.adapters = {name: OmegaConf.to_container(x) for name, x in peft.items()}
     return arguments

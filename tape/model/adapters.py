@@ -18,7 +18,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import safe_open
 
-from tape.core.validation import check_arguments, check_integer, look_up
+from tape.core.validation import (
+    check_arguments,
+    check_flag,
+    check_integer,
+    is_number,
+    look_up,
+)
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.base import PositionModule
 
@@ -40,6 +46,10 @@ class LoRA:
 
     def __post_init__(self):
         check_integer("peft.lora.rank", self.rank)
+        if not is_number(self.alpha) or self.alpha <= 0:
+            raise ValueError(f"peft.lora.alpha={self.alpha!r} must be a finite number > 0")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(f"peft.lora.dropout={self.dropout!r} must lie in [0, 1)")
         targets = self.targets if isinstance(self.targets, list) else []
         if not targets or any(name not in LINEAR for name in targets):
             allowed = ", ".join(LINEAR)
@@ -74,6 +84,8 @@ class Method:
         return _of_settings("peft", settings, cls)
 
     def __post_init__(self):
+        check_flag("peft.everything", self.everything)
+        check_flag("peft.extra", self.extra)
         if self.everything and self.lora is not None:
             raise ValueError(
                 "peft.everything=true with peft.lora: fully trained weights need no low-rank "
