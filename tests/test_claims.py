@@ -2,7 +2,7 @@
 
 import json
 import re
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -22,6 +22,7 @@ from tape.core.statistics import (
     student,
     weighted_mean,
 )
+from tape.encodings import ENCODINGS
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.results import differences, load
@@ -172,6 +173,23 @@ def test_detectable_differences(name, number, results, chosen, baseline, what, c
     check_shown(name, number.format(*limits, low=limits[0], high=limits[-1]))
 
 
+def test_three_bases_do_not_detect_what_norms_lack():
+    rows = load([RESULTS / "bases"], **BASES)
+    rows = rows[(rows["measure"] == "accuracy") & (rows["length"] == 512)]
+    assert differences(rows, "adape")["detectable"]["norms"] > 1
+    check_shown("context_extension", "100 points")
+
+
+def test_no_pair_of_encodings_is_told_apart_by_pass_keys():
+    rows = load([RESULTS / "passkey"])
+    rows = rows[(rows["measure"] == "accuracy") & (rows["length"] == 256)]
+    values = weighted_mean(rows, ["row", "seed"])
+    pairs = [values[x] - values[y] for x, y in combinations(rows["row"].unique(), 2)]
+    check_shown("retrieval", f"{len(pairs)} tests", "100 points")
+    assert min(smallest_detectable(x.sem(), 2, tests=len(pairs)) for x in pairs) > 1
+    assert f"{min(ttest_1samp(x, 0).pvalue for x in pairs):.2f}" == "0.05"
+
+
 def test_models_within_three_layers_or_two():
     """Attention far away, and after BOS tokens; figures that no table of differences has."""
     rows = pd.read_csv(RESULTS / "visualize" / "attention.csv").query("layer > 1")
@@ -248,6 +266,9 @@ def test_the_page_of_choices():
     whole = needles[(needles["measure"] == "accuracy") & (needles["length"] == 256)]
     solved = per_seed(whole) >= 0.9
     assert [*solved.groupby("row").sum()[["fox", "stick_breaking"]]] == [5, 4]
+    for name in ("alibi", "fire", "t5", "fox", "kerple"):
+        assert ("flash_attention_2" in ENCODINGS[name].backends) == (name == "alibi")
+        assert "flex_attention" in ENCODINGS[name].backends
 
 
 BASELINES = ("rope", "fire")
@@ -286,6 +307,47 @@ def test_encodings_added_on_text():
         check_shown("text", f"{x['mean']:.2f} ± {x['half_width']:.2f}")
 
 
+BETTER_FAR = ("cope", "relative", "pope", "wall", "path", "carope")
+UNSEEN_OF_FIRE = {"t5": 0.28, "fox": 0.18, "kerple": 0.20}  # detectable
+UNSEEN_FAR = {"fope": 0.13, "rope_gain": 0.28, "repo": 0.09, "selective": 0.27}
+
+
+def test_verdicts_on_encodings_added_on_text():
+    """What the page says of all these encodings, in its tables of verdicts, is true of each."""
+    rows = load([RESULTS / "text", RESULTS / "text_more"])
+    whole = rows[(rows["measure"] == "loss") & rows["first"].isna()]
+    added = load([RESULTS / "text_more"])["row"].unique()
+    for length, own in whole.groupby("length"):
+        of_rope, of_fire = (differences(own, baseline) for baseline in BASELINES)
+        assert len(of_rope) == 23
+        for encoding in added:
+            x = of_fire.loc[encoding]
+            unseen = x["p"] > 0.05 and round(x["detectable"], 2)
+            if encoding in UNSEEN_OF_FIRE or (encoding == "relative" and length < 1024):
+                assert unseen and unseen <= UNSEEN_OF_FIRE.get(encoding, 0.27)
+            else:
+                assert x["mean"] > 0 and x["p"] < 0.0435
+            x = of_rope.loc[encoding]
+            unseen = x["p"] > 0.05 and round(x["detectable"], 2)
+            if encoding in UNSEEN_FAR and length == 1024:
+                assert unseen == UNSEEN_FAR[encoding]
+            elif encoding in ("fope", "rope_gain"):
+                assert unseen
+            elif encoding in ("repo", "selective") and length == 256:
+                assert x["mean"] > 0 and x["p"] < 0.0345
+            elif encoding in ("learned", "sincos"):
+                limit = {"learned": 0.14, "sincos": 0.13}[encoding]
+                assert unseen == limit if length == 256 else x["mean"] > 0 and x["p"] < 0.00505
+            elif encoding in ("grape_ap", "stick_breaking"):
+                assert x["mean"] < 0 and x["p"] < 0.00845
+            elif encoding in ("fox", "kerple"):
+                assert x["mean"] < 0 and x["p"] < 0.00285
+            elif encoding in BETTER_FAR and length == 1024:
+                assert x["mean"] < 0 and x["p"] < 0.0245
+            elif encoding in BETTER_FAR and length == 256:
+                assert x["p"] > 0.135 and 0.085 < x["detectable"] < 0.195
+
+
 def test_bigrams_at_one_rate():
     rows = load([RESULTS / "bigrams_more", RESULTS / "bigrams"], **ONE_RATE)
     whole = rows[(rows["measure"] == "loss") & rows["first"].isna()]
@@ -318,7 +380,8 @@ def test_bigrams_at_one_rate():
     check_shown("text", *map("{:.2f}".format, repo))
     each = at_512.pivot(columns="seed", index="row", values="value")
     below = (each.sub(each.loc["rope"]) < 0).all(axis=1)
-    assert below[["t5", "grape_ap", "learned", "sincos"]].all()
+    assert below[["t5", "kerple", "fox", "cope", "grape_ap", "learned", "sincos"]].all()
+    assert (below.sum(), len(far)) == (18, 22)
 
 
 def test_one_digit_more():
@@ -381,6 +444,7 @@ def test_the_steps_that_the_suite_takes(tasks):
         assert found == [*shown.loc[encoding, heads[1:]]]
     medians = cells["median"].unstack()["flip_flop"]
     assert (medians[["rope", "fire", "nope"]] == [300, 300, 500]).all()
+    assert tasks["encoding"].nunique() == 26
 
 
 def test_failed_runs_of_the_suite_that_solve_longer_problems(tasks):
