@@ -61,6 +61,21 @@ def test_the_readmes_encoding_works(monkeypatch, tmp_path):
     assert torch.equal(state, expected)
 
 
+def test_the_first_screen_names_the_commands_for_everything():
+    """CI runs the tests by the same command."""
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
+    for command in ("train", "test"):
+        assert re.search(rf"^bash script/{command}\.sh +# .*\d minutes", first_screen, re.MULTILINE)
+    assert "\nbash script/test.sh\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_encodings_of_earlier_tokens_only_are_named():
+    text = " ".join((ROOT / "docs" / "encodings.md").read_text().split())
+    (names,) = re.findall(r"query sees later tokens are refused by (.*?) and mixtures", text)
+    causal = {name for name, encoding in ENCODINGS.items() if encoding.causal}
+    assert {*re.findall(r"`(\w+)`", names)} == causal
+
+
 def test_the_guides_encoding_is_the_packages():
     guide, package = ROOT / "CONTRIBUTING.md", ROOT / "tape" / "encodings"
     code, loops = blocks(guide, "python"), ROOT / "tests/references.py"

@@ -22,7 +22,7 @@ from tape.evaluation import perplexity as entry
 from tape.evaluation import scoring
 from tape.evaluation.curves import figure_of, read_curves, read_evaluation
 from tape.evaluation.scoring import losses, perplexity
-from tape.evaluation.tables import add_rows
+from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.texts import open_text
 from tape.evaluation.windows import (
     ALIKE,
@@ -294,6 +294,8 @@ def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.5}, {"a": 2, "b": "", "c": 1}])
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.25}, {"a": 1, "b": "", "c": 1}])
     assert path.read_text() == 'a,b,c\n1,"x,y",0.25\n2,,1\n1,,1\n'
+    path.write_text("a,b\n1\n")
+    refuses("line 2: the number of values differs", read_table, path, ("a", "b"))
 
 
 def test_pictures(folder, text_file, tmp_path):

@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from tape.core.files import new_folder, reading
+from tape.core.files import new_folder, reading, sha256_of
 from tape.core.progress import track
 from tape.core.validation import check_path
 from tape.data.corpora import Corpus, Split, fraction
 from tape.data.debian import files_of
 from tape.data.duplicates import distinct
-from tape.data.fetch import fetch, sha256_of
+from tape.data.fetch import fetch
 
 TABLE = Path(__file__).with_name("english.yaml")
 VARIABLE = "ENGLISH_PACKAGES"  # folder with the packages' files

