@@ -11,7 +11,8 @@
 #
 # These defaults are for GPUs: 1,000 steps of 524,288 tokens take, by an estimate, a day of one H100 at
 # 40 % of its peak, and a CPU more than a year. experiment=smollm2 is for a laptop: SmolLM2-135M, in
-# 34 minutes of two busy cores, in bfloat16 only where the processor has instructions for it. Elsewhere bfloat16 is several times slower than float32:
+# 34 minutes of two busy cores, in bfloat16 only where the processor has instructions for it. Elsewhere
+# bfloat16 is several times slower than float32:
 # trainer.bf16=false frozen=null
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
