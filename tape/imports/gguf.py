@@ -10,6 +10,7 @@ import os
 import re
 import struct
 from collections import Counter
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,6 +116,15 @@ def is_gguf(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
+def check_reader(file: str) -> None:
+    """Raises a ValueError about a file if the package that reads .gguf files is not installed."""
+    if find_spec("gguf") is None:
+        raise ValueError(
+            f"{file}: to read a .gguf file, the package gguf is needed: EXTRAS=gguf bash "
+            "script/setup.sh, or pip install gguf"
+        )
+
+
 def convert(path: Path, folder: Path) -> Contents:
     """Writes configuration, weights and tokenizer of a .gguf file to a folder.
 
@@ -122,13 +132,9 @@ def convert(path: Path, folder: Path) -> Contents:
         ValueError: for a file that is cut off, of another architecture, without a tokenizer, or
             with settings or weights that have no place in the checkpoint.
     """
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError as missing:
-        raise ValueError(
-            f"{path}: to read a .gguf file, the package gguf is needed: EXTRAS=gguf bash "
-            "script/setup.sh, or pip install gguf"
-        ) from missing
+    check_reader(str(path))
+    from gguf import GGUFReader
+
     with reading(path):
         reader = GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}

