@@ -41,6 +41,16 @@ def test_every_position_builds_with_known_arguments(position):
     assert position in {*ENCODINGS, *ALIASES, *PRESETS}
 
 
+@pytest.mark.parametrize("position", sorted(options("position") - {"keep", *PRESETS}))
+def test_settings_are_the_defaults_of_the_class(position):
+    given = OmegaConf.to_container(composed(f"position={position}"), resolve=True)["position"]
+    defaults = ENCODINGS[given.pop("name")].defaults()
+    if position == "learned":
+        assert given.pop("length") == 1024  # the class leaves it to the configuration
+    lists = {name: list(x) for name, x in defaults.items() if isinstance(x, tuple)}
+    assert given.items() <= (defaults | lists).items()
+
+
 @pytest.mark.parametrize("chosen", [f"{x}={name}" for x in GROUPS for name in sorted(options(x))])
 def test_every_model_experiment_and_trainer_composes(chosen):
     cfg = composed(chosen, "trainer.use_cpu=true")

@@ -2,7 +2,6 @@
 decoder: attention weights and positional state of every layer, and numbers of them."""
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Iterable
 from itertools import chain, count
@@ -19,7 +18,7 @@ from tape.core import provenance
 from tape.core.command import in_one_line, is_expected
 from tape.core.files import write_text
 from tape.core.provenance import TRAINED
-from tape.evaluation.texts import open_text
+from tape.evaluation.texts import asked_text
 from tape.model.checkpoint import check_length, fingerprint, read_config
 from tape.model.modeling import TapeForCausalLM
 from tape.results.rows import grouped
@@ -56,9 +55,7 @@ def windows(
 ) -> tuple[str, Tensor]:
     """Returns the name of the text, and `--windows` of `length` tokens, spread evenly over it,
     (W, T)."""
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    given = (arguments.data, arguments.files, folder, cache, None)
-    text = open_text(*given, arguments.whole, arguments.token_dtype, arguments.split)
+    text = asked_text(arguments, folder, None)
     text.check(decoder.config.vocab_size)
     tokens = text.tokens
     if len(tokens) < length:

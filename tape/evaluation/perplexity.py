@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join
 from tape.evaluation.tables import markdown_table
-from tape.evaluation.texts import Text, open_text
+from tape.evaluation.texts import Text, asked_text
 from tape.evaluation.windows import SPREAD, Batch, batches_of, strides_of, windows_of
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
@@ -80,9 +79,7 @@ def run(arguments: argparse.Namespace) -> str:
     position = extended(arguments, folder)
     model = load_model(folder, getattr(torch, arguments.dtype), position=position)
     check_length(model, arguments.lengths[-1], f"--lengths {arguments.lengths[-1]}")
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
-    text = open_text(*given, arguments.whole, arguments.token_dtype, arguments.split)
+    text = asked_text(arguments, folder, arguments.max_tokens)
     text.check(model.config.vocab_size)
     batches = plan(text, convention, strides, arguments.batch_tokens, arguments.scored_tokens)
     header = {

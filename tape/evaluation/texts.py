@@ -1,6 +1,8 @@
 """Texts that models are scored on: token ids on disk, from LongLoRA's files or a corpus."""
 
+import argparse
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,13 @@ class Text(NamedTuple):
         for first in range(0, len(self.tokens), CHUNK_TOKENS):
             digest.update(self.tokens[first : first + CHUNK_TOKENS].astype("<u4").tobytes())
         return digest.hexdigest()
+
+
+def asked_text(arguments: argparse.Namespace, model: Path, most: int | None) -> Text:
+    """Opens the text that a command's arguments name (see `open_text`)."""
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    text = (arguments.data, arguments.files, model, cache, most)
+    return open_text(*text, arguments.whole, arguments.token_dtype, arguments.split)
 
 
 def open_text(
