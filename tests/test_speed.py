@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -88,6 +89,16 @@ def speed(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out, found
 
     return speed
+
+
+@pytest.mark.parametrize("warm_up", [0, 2])
+def test_work_is_warmed_up_as_often_as_asked(warm_up, speed, monkeypatch, undrawn):
+    work = mock.Mock()
+    monkeypatch.setitem(CASES, "layer", (lambda load, method: work, *CASES["layer"][1:]))
+    monkeypatch.setattr(bench, "LEAST", 0)
+    words = f"--case layer --work forward --methods rope --lengths 2 --warm_up {warm_up}"
+    speed(f"{words} --backends sdpa")
+    assert work.call_count == (warm_up + 1) + (warm_up + 7)
 
 
 def test_methods_alone_have_a_comparison_each():

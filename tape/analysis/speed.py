@@ -264,7 +264,7 @@ def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataF
             if load.case == "adapters":
                 prepare = partial(of_adapter, load, settings=arguments.adapters)
             # The first step of adapters creates the state of AdamW.
-            counted = (0, 2) if load.case == "adapters" else (1, 1)
+            counted = (0, 2) if load.case == "adapters" else (arguments.warm_up, 1)
             done[name] = measure(name, methods, prepare, arguments.rounds, *counted)
             write_text(file, pd.concat(done.values()).to_csv(index=False))  # whole comparisons
     return done

@@ -114,6 +114,8 @@ def speed(given: list[str]) -> argparse.Namespace:
         default=15,
         help="rounds in which all methods take turns (default: 15)",
     )
+    about = "calls before memory is counted, and rounds before the timed ones (default: 1)"
+    add("--warm_up", type=integer(0, 10**6), default=1, help=about)
     add(
         "--out",
         type=result_folder,
