@@ -134,6 +134,21 @@ def test_of_two_documents_one_is_held_out(kind, tmp_path):
     assert corpus.fingerprint() != before.hexdigest()
 
 
+def test_what_is_held_out_is_named(tmp_path):
+    """Files all of whose documents are for validation, empty ones aside; many are counted."""
+    bad(tmp_path, "empty.txt", "")
+    for n in range(2):
+        bad(tmp_path, f"{n}.txt", DOCUMENTS[n])
+    bad(tmp_path, "both.jsonl", lines_of(DOCUMENTS[:2]))
+    _, (held_out,) = both_splits(TextCorpus([tmp_path / "0.txt", tmp_path / "1.txt"], None, 1e-6))
+    path = tmp_path / f"{DOCUMENTS.index(held_out)}.txt"
+    assert TextCorpus(tmp_path, None, 1e-6).describe().endswith(f"; for validation: {path}")
+    others = TextCorpus(tmp_path, tmp_path / "0.txt").describe()
+    assert others.endswith(f"; for validation: {tmp_path / '0.txt'}")
+    assert TextCorpus(path).describe().endswith(f"; for validation: the end of {path}")
+    assert LocalCorpus().describe().endswith(" of them")
+
+
 def test_a_lone_file_is_cut_near_its_end_at_a_line_or_a_space(tmp_path):
     for text in (
         "".join(f"line {n}\n" for n in range(1000)),

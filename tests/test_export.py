@@ -196,6 +196,22 @@ def test_a_card_names_the_base(run, tmp_path, is_adapted):
         assert ("name on the hub" in head) == (told == "own")
 
 
+def test_a_card_tells_how_the_base_was_adapted_and_stored(tmp_path):
+    base, model = tmp_path / "base", make_model("rope")
+    base.mkdir()
+    (base / "imported.json").write_text('{"stored": {"Q4_1": 210, "F32": 61}}')
+    lora = {"rank": 8, "alpha": 16, "dropout": 0, "targets": ["q_proj"]}
+    change = {"base_model": str(base), "base_weights": "0" * 64}
+    model.config.adaptation = change | {"method": {"name": "lora", "lora": lora}}
+    model.save_pretrained(tmp_path / "run")
+    model, _, recorded = load(tmp_path / "run")
+    card = model_card(model, True, recorded, "sheep", "tape")
+    told = "The weights come from `base`, adapted with `peft=lora` (LoRA of rank 8, merged)."
+    stored = "Those of the base were stored as Q4_1, F32 before they were imported."
+    assert f"\n\n{told}\n\n{stored}\n\n## Versions" in card
+    assert "The weights come from" not in model_card(model, True, {}, "sheep", "tape")
+
+
 @pytest.mark.parametrize("format", ["tape", "llama"])
 def test_an_exported_file_holds_the_tensors_of_the_model(format, tmp_path):
     """Their names, shapes, dtypes and values; the program that checks the logits casts its own."""

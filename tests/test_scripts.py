@@ -312,6 +312,7 @@ sweep=extension vary.peft=[lora,longlora] -- peft.groups=4 | lora and longlora
 sweep=passkey evaluate.perplexity.max_tokens=9 | max_tokens: .*; settings of the runs follow --$
 sweep=passkey -- evaluate.perplexity.max_tokens=9 | max_tokens: .*; a sweep's evaluation='--max_
 sweep=passkey -- lenght=5 | lenght: there is no such setting; did you mean
+sweep=encodings -- data=text data.files=none.txt | data\.files: nothing matches 'none\.txt'
 sweep=passkey -- data.files=ü.txt | data\.files=ü\.txt: .* quotes .*: 'data\.files="ü\.txt"'$
 sweep=passkey -- data.files=[ü.txt,b.txt] | : 'data\.files=\["ü\.txt",b\.txt\]'$
 sweep=encodings vary.position=[{theta:9}] | give the entry of the group as its name

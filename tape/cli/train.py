@@ -6,13 +6,19 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import hydra
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
-from tape.cli.settings.composition import NAMED, call, is_expected, refuse, settings_of
+from tape.cli.settings.composition import (
+    NAMED,
+    call,
+    instantiate,
+    is_expected,
+    refuse,
+    settings_of,
+)
 from tape.core.config import CONFIG
 from tape.core.files import write_text
 from tape.core.validation import check_no_gguf
@@ -27,14 +33,6 @@ log = logging.getLogger(__name__)
 
 class Terminated(BaseException):
     """SIGTERM arrived before the first step or after the last one."""
-
-
-def instantiate(settings: dict[str, Any]) -> Any:
-    """Returns what a `_target_` makes of its settings, or raises its own error and not Hydra's."""
-    try:
-        return hydra.utils.instantiate(settings, _convert_="all")
-    except InstantiationException as error:
-        raise error.__cause__ or error from None
 
 
 def resolve(cfg: DictConfig) -> "RunPlan":

@@ -21,6 +21,7 @@ from tape.data.readers import PLAIN, documents, reading
 Split = Literal["train", "validation", "test"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
+NAMED = 5  # files that are held out and named
 KNOWN = (*PLAIN, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 TABLES = (".csv", ".csv.gz")  # read if named, but not from a folder, where they may be anything
 log = logging.getLogger(__name__)
@@ -118,7 +119,24 @@ class FileCorpus(Corpus):
     def describe(self) -> str:
         size = sum(path.stat().st_size for path in self.files)
         digest = self.fingerprint()[:16]
-        return f"{self.name}: {len(self.files):,} files, {size:,} bytes, sha256 {digest}"
+        text = f"{self.name}: {len(self.files):,} files, {size:,} bytes, sha256 {digest}"
+        if not (held_out := self.held_out()):
+            return text
+        told = f"{len(held_out):,} of them" if len(held_out) > NAMED else ", ".join(held_out)
+        return f"{text}; for validation: {told}"
+
+    def held_out(self) -> list[str]:
+        """Returns the files all of whose documents are for validation."""
+        if self.parts is not None:
+            return [str(path) for path in self.parts["validation"]]
+        found = []
+        for path in self.files:
+            texts = documents(path, self.field)
+            if fraction(next(texts, "")) <= self.highest and all(
+                fraction(text) <= self.highest for text in texts
+            ):
+                found.append(str(path))
+        return found
 
 
 class LocalCorpus(FileCorpus):
@@ -172,6 +190,9 @@ class TextCorpus(FileCorpus):
         self.files = train + held_out
         self.is_lone = len(self.files) == 1 and self.files[0].suffix in PLAIN
         self.rule = f"{len(held_out)} held out, {validation_fraction}, {field}"
+
+    def held_out(self) -> list[str]:
+        return [f"the end of {self.files[0]}"] if self.is_lone else super().held_out()
 
     def documents(self, split: Split) -> Iterator[str]:
         if not self.is_lone:

@@ -25,7 +25,7 @@ from tape.encodings import ENCODINGS
 from tape.export.card import base_of, model_card
 from tape.export.family import family_config, write_config
 from tape.export.flatten import flat_modules, flat_name
-from tape.model.checkpoint import load_model
+from tape.model.checkpoint import IMPORTED, load_model
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
 from tape.model.tokenizer import read_tokenizer
@@ -88,6 +88,9 @@ def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None,
     model = load_model(folder).cpu()
     has_tokenizer = (folder / "tokenizer_config.json").exists()
     base = model.config.adaptation or (read_object(recorded) if recorded.exists() else {})
+    for imported in (folder / IMPORTED, Path(base.get("base_model") or folder) / IMPORTED):
+        if imported.is_file() and (types := read_object(imported).get("stored")):
+            base = base | {"stored": ", ".join(types)}
     return model, read_tokenizer(folder) if has_tokenizer else None, base
 
 

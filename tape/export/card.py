@@ -30,11 +30,13 @@ def model_card(
     """Returns the card of a model exported under this name in this format.
 
     Args:
-        recorded: the `base_model` and its `base_weights`, if the model has one.
+        recorded: the `base_model` and its `base_weights`, if the model has one, and the types in
+            which imported weights were `stored`.
     """
     encoding, arguments = model.config.position["name"], dict(model.config.position)
     if hasattr(model.model.position, "inv_freq"):
         arguments["rope_parameters"] = dict(model.config.rope_parameters)
+    adaptation = model.config.adaptation or {}
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     base, is_local = base_of(recorded)
     if base is not None:
@@ -49,7 +51,10 @@ def model_card(
         parameters=model.num_parameters(),
         has_tokenizer=has_tokenizer,
         head=dump(head | {"tags": ["positional-encoding", encoding]}),
+        base=base,
         local_base=is_local,
+        method=adaptation.get("method"),
+        stored=recorded.get("stored"),
         is_tape=issubclass(ENCODINGS[encoding], Tape),
         definition=inspect.getdoc(ENCODINGS[encoding]).split("\n\n")[0],
         arguments=dump(arguments),

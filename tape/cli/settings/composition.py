@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import hydra.utils
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -225,3 +226,11 @@ def with_fields(words: list[str], name: str) -> list[str]:
         f"++{word.lstrip('+')}" if (of := FIELD.match(word)) and of[1] in trainer_fields() else word
         for word in words
     ]
+
+
+def instantiate(settings: dict[str, Any]) -> Any:
+    """Returns what a `_target_` makes of its settings, or raises its own error and not Hydra's."""
+    try:
+        return hydra.utils.instantiate(settings, _convert_="all")
+    except InstantiationException as error:
+        raise error.__cause__ or error from None

@@ -20,7 +20,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tqdm import tqdm
 
-from tape.cli.settings.composition import compose_run, override, overrides_of, settings_of
+from tape.cli.settings.composition import (
+    compose_run,
+    instantiate,
+    override,
+    overrides_of,
+    settings_of,
+)
 from tape.cli.settings.groups import options
 from tape.core.config import CONFIG, PACKAGE
 from tape.core.run_folder import begun, changes_of, nodes
@@ -198,6 +204,8 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
         if row not in rows:
             rows[row], settings = compose_run(command)
             bar.update()
+            if settings["data"].get("files"):
+                instantiate(settings["data"])  # raises an OSError if they are not there
             settings = {key: x for key, x in settings.items() if key not in OF_THE_SWEEP}
             settings["peft"] = {**(settings["peft"] or {}), "name": None}
             other = alike.setdefault(json.dumps(settings).replace(folder, ""), row)
