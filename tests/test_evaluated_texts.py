@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 from conftest import VOCABULARY, make_model, refuses
-from test_perplexity import evaluate, table, write_ids
+from test_perplexity import evaluate, loss_of, table, write_ids
 
+from tape import TapeForCausalLM
 from tape.data import TextCorpus, load_tokenizer, tokenize_corpus, train_tokenizer
 from tape.evaluation.texts import open_text
 
@@ -48,6 +49,40 @@ def test_a_text_of_ones_own_is_scored_whole_if_asked(folder, tmp_path, cache):
     assert row["data"] == "text" and int(row["tokens"]) == 20 * 60
     with pytest.raises(ValueError, match="--whole goes with --data text"):
         evaluate(folder, "local", "--whole", "--lengths", "64")
+
+
+@pytest.mark.parametrize("convention", ["spread", "disjoint"])
+def test_losses_by_document_equal_a_loop(convention, folder, tmp_path, cache):
+    """A window belongs to the document of its first scored token."""
+    path = tmp_path / "own.jsonl"
+    texts = ["a sheep and a goat. " * n for n in (2, 1, 3)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = train_tokenizer(TextCorpus(path), 258, cache)
+    tokenizer.save_pretrained(folder)
+    stride = ("--stride", "4") if convention == "spread" else ()
+    given = ("--whole", "--lengths", "8", "16", "--convention", convention, *stride)
+    evaluate(folder, "text", "--files", str(path), *given)
+    model = TapeForCausalLM.from_pretrained(folder).eval()
+    ids = [x for text in texts for x in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
+    expected = {}
+    for length in (8, 16):
+        if convention == "spread":
+            last = len(ids) - 16
+            ends = [16 + k * last // (last // 4) for k in range(last // 4 + 1)]
+            windows = [(end - length, end - 4, end) for end in ends]
+        else:
+            starts = range(0, len(ids) - length + 1, length)
+            windows = [(start, start + 1, start + length) for start in starts]
+        for start, first, stop in windows:
+            losses = [loss_of(model, ids, start, target, length) for target in range(first, stop)]
+            document = ids[:first].count(tokenizer.eos_token_id)
+            expected.setdefault((length, document), []).extend(losses)
+    rows = table(folder / "perplexity_by_document.csv")
+    found = {(int(row["length"]), int(row["document"])): row for row in rows}
+    assert found.keys() == expected.keys() and {key[1] for key in found} == {0, 1, 2}
+    for key, losses in expected.items():
+        assert int(found[key]["tokens"]) == len(losses)
+        assert float(found[key]["nll"]) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_bad_texts_are_refused(tmp_path):

@@ -23,7 +23,7 @@ from tape.evaluation import scoring
 from tape.evaluation.curves import figure_of, read_curves, read_evaluation
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
-from tape.evaluation.texts import open_text
+from tape.evaluation.texts import asked_text
 from tape.evaluation.windows import (
     ALIKE,
     CONVENTIONS,
@@ -73,9 +73,9 @@ def evaluate(folder, data, *given):
 def test_a_model_that_is_written_again_meanwhile_is_refused(folder, text_file, monkeypatch):
     def rewritten(*given, **how):
         (weights := folder / "model.safetensors").write_bytes(weights.read_bytes())
-        return open_text(*given, **how)
+        return asked_text(*given, **how)
 
-    monkeypatch.setattr(entry, "open_text", rewritten)
+    monkeypatch.setattr(entry, "asked_text", rewritten)
     refuses("llama_tape was written again while it was read: repeat", evaluate, folder, text_file)
     assert not (folder / "perplexity.csv").exists()
 

@@ -3,7 +3,9 @@
 perplexity.csv has a row per model, extension without training, text, convention and length: how
 many tokens were scored, the mean loss `nll` (nats), and perplexity = exp(nll).
 perplexity_by_position.csv has the mean loss of the tokens with first..last tokens before them in
-their window. perplexity.png shows both.
+their window. perplexity.png shows both. perplexity_by_document.csv has the mean loss of the scored
+tokens of each document, by its number in the text; a window belongs to the document of its first
+scored token.
 """
 
 from collections.abc import Callable
@@ -28,6 +30,7 @@ ABOUT += ("stride", "batch_size", "dtype")
 OF_MODEL = ("model", "extend", "model_hash", "length")
 COLUMNS = (*ABOUT, "tokens", "nll", "perplexity")
 POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
+DOCUMENT_COLUMNS = (*ABOUT, "document", "tokens", "nll")
 
 # The context gain compares tokens that are scored in at least this many windows.
 MIN_WINDOWS = 100
@@ -107,6 +110,23 @@ def write(
     add_rows(position_table(path), POSITION_COLUMNS, 0 if alone else len(ABOUT) + 2, bins)
     add_rows(path, COLUMNS, 0 if alone else len(ABOUT), rows)
     return found
+
+
+def write_documents(
+    path: Path, about: dict[str, Any], windows: pd.DataFrame, alone: bool = False
+) -> None:
+    """Adds or replaces, as `write`, the mean losses by document; `windows` have the columns length,
+    document, tokens and loss, their sum."""
+    sums = windows.groupby(["length", "document"])[["tokens", "loss"]].sum()
+    rows = [
+        about | {"length": length, "document": number, "tokens": int(n), "nll": loss / n}
+        for (length, number), n, loss in sums.itertuples()
+    ]
+    add_rows(document_table(path), DOCUMENT_COLUMNS, 0 if alone else len(ABOUT) + 1, rows)
+
+
+def document_table(path: Path) -> Path:
+    return path.with_name(f"{path.stem}_by_document.csv")
 
 
 def position_table(path: Path) -> Path:

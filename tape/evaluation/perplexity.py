@@ -7,13 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import transformers
 
 from tape.core.files import check_folder, reading
 from tape.core.provenance import TRAINED
 from tape.evaluation import scoring
-from tape.evaluation.curves import Binned, binned, figure_of, read_curves, scoring_note, write
+from tape.evaluation.curves import (
+    Binned,
+    binned,
+    figure_of,
+    read_curves,
+    scoring_note,
+    write,
+    write_documents,
+)
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join
@@ -25,7 +34,8 @@ from tape.model.modeling import TapeForCausalLM
 
 
 def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
-    """Returns the losses of a batch by position in the window."""
+    """Returns the losses of a batch by position in the window, and by window: where it stops, the
+    number of its scored tokens, and their summed loss."""
     losses = scoring.losses(model, text.tokens, batch)
     if not np.isfinite(losses).all():
         what = f"the model has losses that are not finite in windows of {batch.length:,}"
@@ -33,6 +43,11 @@ def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
         raise ValueError(f"{what}: its weights are damaged, {why}")
     positions = np.concatenate([window.positions for window in batch.windows])
     found = {"length": batch.length, "bins": binned(positions, losses)}
+    ends = np.cumsum([len(window.positions) for window in batch.windows])
+    parts = np.split(losses, ends[:-1])
+    parts = [part[-(batch.counted or len(part)) :] for part in parts]
+    stops = (window.stop for window in batch.windows)
+    found["windows"] = [[x, len(part), part.sum()] for x, part in zip(stops, parts, strict=True)]
     if batch.counted is not None:
         last = positions >= batch.length - batch.counted
         found["counted"] = [int(last.sum()), float(losses[last].sum())]
@@ -102,10 +117,12 @@ def run(arguments: argparse.Namespace) -> str:
     print(f"{folder}: shard {shard} of {text.name}, {len(text.tokens):,} tokens, {convention}")
     answered = answering(folder, model, text, answer, processes=1)
     complete_shard(results, shard, header, batches, answered, lambda batch, found: found)
-    return publish(arguments, header, text.name, results)
+    return publish(arguments, header, text, results)
 
 
-def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, results: Path) -> str:
+def publish(
+    arguments: argparse.Namespace, header: dict[str, Any], text: Text, results: Path
+) -> str:
     """Adds the results of all shards to the tables, draws them, and returns them as a table."""
     _, rows = join(results)
     convention, out, measured = arguments.convention, arguments.out, header["model"]
@@ -118,7 +135,7 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
         "model": arguments.model.resolve().name,
         "extend": extension(arguments),
         "model_hash": measured[:16],
-        "data": text,
+        "data": text.name,
         "data_hash": scored_text[:16],
         "convention": convention,
         "stride": "" if convention == "disjoint" else header["strides"][-1],
@@ -127,22 +144,28 @@ def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, re
     }
     by_length: dict[int, list[Binned]] = {length: [] for length in header["lengths"]}
     counted: dict[int, list[tuple[int, float]]] = {}
+    windows: list[tuple[int, int, int, float]] = []
     with reading(results):
         for row in rows:
             by_length[row["length"]].append(row["bins"])
+            windows += ((row["length"], *window) for window in row["windows"])
             if "counted" in row:
                 counted.setdefault(row["length"], []).append(row["counted"])
         # In an evaluation's folder, which comparisons read (`read_evaluation`).
         alone = out.resolve().parent.parent == arguments.model.resolve()
         found = write(out, about, by_length, alone, counted)
+    by_window = pd.DataFrame(windows, columns=["length", "stop", "tokens", "loss"])
+    numbers = text.documents(by_window["stop"] - by_window["tokens"])
+    write_documents(out, about, by_window.assign(document=numbers), alone)
     write_figure(figure_of(*read_curves(out)), out.with_suffix(""), ["png"])
     lines = [["window", "scored tokens", "loss", "perplexity"]]
     for x in found:
         lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
     counts = {x.length: x.tokens for x in found}
-    note = scoring_note(convention, about["stride"], counts, text)
+    note = scoring_note(convention, about["stride"], counts, text.name)
     table = f"{markdown_table(lines)}\n\n{note}"
-    return f"{table}\n\nalso in {out}, with a picture and the loss by position beside it"
+    beside = "a picture and the losses by position and document"
+    return f"{table}\n\nalso in {out}, with {beside} beside it"
 
 
 def main(arguments: argparse.Namespace) -> None:

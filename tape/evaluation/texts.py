@@ -30,6 +30,7 @@ class Text(NamedTuple):
     name: str
     path: Path
     tokens: np.ndarray  # (N,)
+    end: int | None = None  # the token after each document; None: one document, or unknown
 
     def check(self, vocabulary: int) -> None:
         """Raises a ValueError for the first id outside a vocabulary of this size."""
@@ -40,6 +41,12 @@ class Text(NamedTuple):
                 f"of {vocabulary:,}; these ids come from another tokenizer: give a text tokenised "
                 "with the model's own tokenizer"
             )
+
+    def documents(self, places: np.ndarray) -> np.ndarray:
+        """Returns the number, from 0, of the document to which the token at each place belongs."""
+        if self.end is None:
+            return np.zeros(len(places), int)
+        return np.searchsorted(np.flatnonzero(self.tokens == self.end), places)
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the ids, independent of their file."""
@@ -98,10 +105,9 @@ def open_text(
         tokens = tokenize_corpus(corpus, split, tokenizer, cache_dir).tokens
         path = Path(tokens.filename)
         name = corpus.name if whole else f"{corpus.name} ({split})"
-    else:
-        check_file(path := Path(data))
-        name, tokens = path.name, token_ids(path, token_dtype)
-    return Text(name, path, tokens[:most])
+        return Text(name, path, tokens[:most], tokenizer.eos_token_id)
+    check_file(path := Path(data))
+    return Text(path.name, path, token_ids(path, token_dtype)[:most])
 
 
 def check_file(path: Path) -> None:
