@@ -137,6 +137,12 @@ def trained_distance(arguments: dict, i: int, j: int) -> float:
             return i - j if i - j < S else i - j - S + W
 
 
+def offset_key(own: Tensor, before: Tensor) -> Tensor:
+    """A key whose channels in the second half of the pairs (f, f + F) are those of another one."""
+    F = len(own) // 2
+    return torch.stack([before[c] if c % F >= F // 2 else own[c] for c in range(2 * F)])
+
+
 def carope_state(weights, config, layer: int, read: list[Tensor], _: int) -> Tensor:
     """(K, F, 2): cosine and sine of the phases of the last of these tokens, phi_i = sum_t f(x_t)^i
     with f(x) = 1 / (softplus(x W + c) + 1)."""

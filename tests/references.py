@@ -22,6 +22,9 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def frequencies(config) -> tuple[list[float], float]:
     """Radians per position, from transformers' own rotary module if it has the schedule."""
     rope, D = config.rope_parameters, config.head_dim
+    if config.position["name"] == "pko":  # RoPE of heads of half as many channels, and 0
+        turned = [rope["rope_theta"] ** (-2 * f / (D // 2)) for f in range(D // 4)]
+        return torch.tensor(turned + [0.0] * (D // 4)).double(), 1.0
     if rope["rope_type"] == "clipped":
         found = [rope["rope_theta"] ** (-2 * f / D) for f in range(D // 2)]
         slow = [f for f in range(D // 2) if 2 * math.pi / found[f] > rope[ORIGINAL]]
@@ -209,7 +212,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             x = [x[t] + embedding[t] for t in range(T)]
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
-        rotary = ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "fope", "rope_gain")
+        rotary = ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "fope", "rope_gain", "pko")
         rotary = name in rotary or name in parts.STATES
         if layer in updated:
             e = moved
@@ -220,7 +223,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         def norm(name, value, at=at, epsilon=config.rms_norm_eps):
             return rms_norm(value, weights[at + name + ".weight"], epsilon)
 
-        q, k, v, read, maps = [], [], [], [], []
+        q, k, v, read, maps, own = [], [], [], [], [], []
         for t in range(T):
             y = norm("input_layernorm", x[t])
             read.append(y)
@@ -230,6 +233,11 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             if config.qk_norm:
                 q[t] = [norm("self_attn.q_norm", head) for head in q[t]]
                 k[t] = [norm("self_attn.k_norm", head) for head in k[t]]
+            own.append(k[t])
+            if name == "pko":
+                k[t] = [
+                    parts.offset_key(*heads) for heads in zip(k[t], own[t and t - 1], strict=True)
+                ]
             if name in parts.STATES:
                 e[t] = parts.STATES[name](weights, config, layer, read, p[t])
             if name == "rope_gain":

@@ -200,6 +200,7 @@ DEFAULTS = {
     "carope": {"theta": 10_000.0},
     "tapa": {"alpha": 0.1, "share": 0.5},
     "fope": {"length": 64, "gain": 0.3},
+    "pko": {},
 }
 
 

@@ -25,6 +25,7 @@ from tape.encodings.grape_ap import GrapeAP
 from tape.encodings.grape_m import GrapeM
 from tape.encodings.mixed import Entry, Mixed, bare, checked
 from tape.encodings.path import PaTH
+from tape.encodings.pko import PartialKeyOffset
 from tape.encodings.pope import PoPE
 from tape.encodings.randpe import RandPE
 from tape.encodings.relative import Relative
@@ -76,6 +77,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "stick_breaking": StickBreaking,
     "coupling": Coupling,
     "bam": BAM,
+    "pko": PartialKeyOffset,
 }
 # Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}

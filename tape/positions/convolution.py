@@ -41,8 +41,9 @@ class Convolution(PositionModule):
         """Returns the channels (B, T, channels), in at least float32, and W1 x for the key's
         extras, in the dtype of the keys: with and without a cache it is rounded alike."""
         low_BTR = self.down(x_BTC).to(k_BKTD.dtype)
-        past = None if tokens.past is None else tokens.past[:, 0, :, -self.rank :]
-        last = last_tokens(low_BTR, past, tokens, self.taps.shape[1])
+        past = None if tokens.past is None else tokens.past[:, :1, :, -self.rank :]
+        lags = last_tokens(low_BTR[:, None], past, tokens, self.taps.shape[1])
+        last = torch.stack([x[:, 0] for x in lags], dim=2)  # (B, T, N, R)
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
             last, taps = last.to(wide), self.taps.to(wide)
@@ -53,35 +54,41 @@ class Convolution(PositionModule):
         return channels, low_BTR[:, None].expand(-1, k_BKTD.shape[1], -1, -1)
 
 
-def last_tokens(x_BTR: Tensor, past_BLR: Tensor | None, tokens: Tokens, count: int) -> Tensor:
-    """Returns x of each new token and of the real tokens before it that it sees, (B, T, count, R),
-    the newest first and zero before the first of its document, given x of the cached tokens."""
-    T = x_BTR.shape[1]
-    if past_BLR is None and tokens.real is None and tokens.documents is None:
-        padded = F.pad(x_BTR, (0, 0, count - 1, 0))
-        return torch.stack([padded[:, n : n + T] for n in reversed(range(count))], dim=2)
+def last_tokens(
+    x_BKTR: Tensor, past_BKLR: Tensor | None, tokens: Tokens, count: int, own: bool = False
+) -> list[Tensor]:
+    """Returns x of each new token and of the real tokens before it that it sees, `count` tensors
+    (B, K, T, R), the newest first. Before the first of its document they are zero or, with `own`,
+    that of the token itself. Takes x of the cached tokens."""
+    T = x_BKTR.shape[2]
+    if past_BKLR is None and tokens.real is None and tokens.documents is None:
+        if own:
+            return [torch.cat((x_BKTR[:, :, :n], x_BKTR), dim=2)[:, :, :T] for n in range(count)]
+        padded = F.pad(x_BKTR, (0, 0, count - 1, 0))
+        return [padded[:, :, n : n + T] for n in reversed(range(count))]
     index = tokens.slots[None]
     if tokens.seen is not None:
-        slots = torch.arange(tokens.seen.shape[-1], device=x_BTR.device)
+        slots = torch.arange(tokens.seen.shape[-1], device=x_BKTR.device)
         earlier = tokens.seen & (slots <= tokens.slots[:, None])
         newest = F.pad(torch.where(earlier, slots, -1), (count - 1, 0), value=-1)
         newest = newest.topk(count).values  # (B|1, T, count) slots; -1 for none
     elif tokens.real is not None:
         index = tokens.real.cumsum(-1)[:, tokens.slots] - 1
         slot_of = (~tokens.real).long().argsort(dim=-1, stable=True)
-    found = []
+    found, missing = [], x_BKTR if own else x_BKTR.new_zeros(())
     for n in range(count):
         lag = index - n if tokens.seen is None else newest[..., n]
         slot = lag.clamp(min=0)
         if tokens.seen is None and tokens.real is not None:
             slot = slot_of.gather(1, slot)
-        slot = slot.expand(x_BTR.shape[:2])[..., None].expand_as(x_BTR)
-        taken = x_BTR.gather(1, (slot - tokens.slots[0]).clamp(min=0))
-        if past_BLR is not None:
-            old = past_BLR.gather(1, slot.clamp(max=past_BLR.shape[1] - 1))
-            taken = torch.where(slot >= tokens.slots[0], taken, old)
         reached = lag >= 0
         if tokens.documents is not None:
-            reached = reached & (tokens.documents.gather(1, slot[..., 0]) == tokens.documents)
-        found.append(taken * reached[..., None])
-    return torch.stack(found, dim=2)
+            slot = slot.expand_as(tokens.documents)
+            reached = reached & (tokens.documents.gather(1, slot) == tokens.documents)
+        slot = slot[:, None, :, None].expand_as(x_BKTR)
+        taken = x_BKTR.gather(2, (slot - tokens.slots[0]).clamp(min=0))
+        if past_BKLR is not None:
+            old = past_BKLR.gather(2, slot.clamp(max=past_BKLR.shape[2] - 1))
+            taken = torch.where(slot >= tokens.slots[0], taken, old)
+        found.append(torch.where(reached[:, None, :, None], taken, missing))
+    return found

@@ -1,0 +1,36 @@
+"""Scores and averages whose values follow from the formulas by hand."""
+
+import math
+
+import torch
+from conftest import make_config
+
+from tape.encodings import build, build_layer
+from tape.positions.base import Positions, Tokens
+
+
+def tokens_of(encoding, T, **given):
+    """Tokens 0 to T - 1 of an encoding, in float64."""
+    index = torch.arange(T)[None]
+    positions = Positions(index, index, T)
+    e = encoding.state(positions, torch.float64)
+    bias = encoding.biases(positions)[0]
+    return Tokens(positions, bias, None, torch.arange(T), **{"e": e, **given})
+
+
+def test_partial_key_offset():
+    """D = 4: channels 0 and 2 turn by one radian per token, 1 and 3 are those of the token before.
+    With q = (1, 2, 0, 1) and k_t = (1, t + 1, 0, 10 (t + 1)), whose still channels give 12 (t + 1),
+    the product of i and j is cos(i - j) plus 12 times the number of the token before j from 1."""
+    config = make_config("pko", hidden_size=4, num_attention_heads=1)
+    encoding = build(config)
+    layer = build_layer(encoding, 0)
+    count = torch.arange(1, 5, dtype=torch.float64)
+    zero, one = torch.zeros_like(count), torch.ones_like(count)
+    q = torch.stack((one, 2 * one, zero, one), dim=-1)[None, None]
+    k = torch.stack((one, count, zero, 10 * count), dim=-1)[None, None]
+    for documents, before in (None, (1, 1, 2, 3)), (torch.tensor([[0, 0, 1, 1]]), (1, 1, 3, 3)):
+        found, keys, _ = layer.prepare(q, k, tokens_of(encoding, 4, documents=documents))
+        expected = [[math.cos(i - j) + 12 * before[j] for j in range(4)] for i in range(4)]
+        products = (found @ keys.mT)[0, 0]
+        torch.testing.assert_close(products, torch.tensor(expected, dtype=torch.float64))
