@@ -66,6 +66,7 @@ scrolls-score --all --predictions missing --metrics_output_dir x
 compare missing
 suite missing
 leaderboard missing
+ladder missing
 rates missing
 report missing
 stability --model missing

@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": Command("compare", compare.compare, "tape.results.compare"),
     "suite": Command("compare", compare.suite, "tape.tasks.synthetic.suite"),
     "leaderboard": Command("compare", compare.leaderboard, "tape.cli.leaderboard"),
+    "ladder": Command("compare", compare.ladder, "tape.analysis.ladder"),
     "rates": Command("compare", compare.rates, "tape.results.rates"),
     "report": Command("compare", compare.report, "tape.results.report"),
     "stability": Command("analyse", analyse.stability, "tape.analysis.stability"),

@@ -63,6 +63,16 @@ def leaderboard(given: list[str]) -> argparse.Namespace:
     return arguments
 
 
+def ladder(given: list[str]) -> argparse.Namespace:
+    """Show losses at several sizes, and gains in compute."""
+    parser = Parser("ladder", "Show losses at several sizes, and gains in compute.")
+    add, about = parser.add_argument, "folders of runs of sweep=ladder, beside the committed ones"
+    add("folders", type=Path, nargs="*", action=Existing, help=about)
+    about = "folder for the results"
+    add("--out", type=result_folder, default="output/ladder", help=about)
+    return parser.parse_args(given)
+
+
 def rates(given: list[str]) -> argparse.Namespace:
     """Choose the learning rate of each encoding by validation loss."""
     parser = of_runs("rates", "Choose learning rates by validation loss.", "output/rates")

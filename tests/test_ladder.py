@@ -1,0 +1,119 @@
+"""Losses at several sizes and gains in compute, from runs and from made-up losses."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from commands import tape
+from conftest import make_model, refuses
+
+from tape.analysis import ladder
+from tape.analysis.cost import fake_model, operations
+from tape.model.checkpoint import fingerprint
+
+SIZES = {10**5: 1e12, 4 * 10**5: 1.6e13, 16 * 10**5: 2.6e14}  # tokens: FLOPs
+
+
+def made_up(gain, size, flops, names=("rope", "mine"), lengths=(256, 1024), documents=12):
+    """Losses of RoPE on a curve, and of an encoding that needs 1 / gain of its compute; beyond the
+    trained length, RoPE's rise with the size."""
+    random, rows = np.random.RandomState(size), []
+    of_documents = np.random.RandomState(0).normal(0, 0.3, documents)
+    for name in names:
+        for seed in range(3):
+            for length in lengths:
+                reached = flops * (gain if name != "rope" else 1)
+                loss = 2 + 30 * reached**-0.1 + random.normal(0, 1e-3)
+                if length > 256:
+                    loss = 3 + size / 1e7
+                about = (size, name, seed, flops, length)
+                rows += [(*about, n, 128, loss + x) for n, x in enumerate(of_documents)]
+    return rows
+
+
+@pytest.fixture
+def committed(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "COMMITTED", tmp_path / "committed.csv")
+    monkeypatch.setattr(ladder, "step_times", lambda: pd.Series({"rope": 1.0, "mine": 2.0}))
+    return tmp_path / "committed.csv"
+
+
+def write(path, gain=1.5, sizes=SIZES):
+    rows = [row for size, flops in sizes.items() for row in made_up(gain, size, flops)]
+    pd.DataFrame(rows, columns=ladder.COLUMNS).to_csv(path, index=False)
+
+
+def cells_of(text, encoding):
+    """The cells of an encoding in each of the tables."""
+    lines = [line for line in text.splitlines() if line.startswith(f"| {encoding} |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("gain", [0.7, 1.5])
+def test_gains_are_those_of_the_curve(gain, committed, tmp_path):
+    write(committed, gain)
+    text = ladder.run([], tmp_path / "out")
+    rows, reference = cells_of(text, "mine"), cells_of(text, "rope")
+    assert len(rows) == len(reference) == 3
+    for row, beside in zip(rows, reference, strict=True):
+        value, low, high = (float(x.strip("()")) for x in row[4].replace(" to ", " ").split(" "))
+        assert low <= value <= high and value == pytest.approx(gain, rel=0.06)
+        in_time = float(row[6].split(" ")[0])  # the same compute in twice the time
+        assert in_time == pytest.approx(value / 2, abs=0.006)
+        assert row[1] == "3" and row[5] == "-"  # RoPE's losses at 1,024 do not fall
+        assert beside[4:] == ["-", "-", "-"]
+    assert (text.index("| mine |") < text.index("| rope |")) == (gain > 1)  # the best first
+    assert (tmp_path / "out" / "ladder.png").exists()
+    key = ["size", "encoding", "seed", "length", "document"]
+    expected = pd.read_csv(committed).sort_values(key)["nll"].to_numpy()
+    assert (pd.read_csv(tmp_path / "out" / "losses.csv")["nll"].to_numpy() == expected).all()
+
+
+def test_without_three_sizes_there_are_losses_only(committed, tmp_path):
+    write(committed, sizes={10**5: 1e12})
+    text = ladder.run([], tmp_path / "out")
+    assert cells_of(text, "mine")[0][4:] == ["-", "-", "-"] and "Rank correlation" not in text
+    assert (tmp_path / "out" / "ladder.png").exists()
+    committed.unlink()
+    refuses(
+        "committed.csv is missing: name runs of `tape sweep sweep=ladder`", ladder.run, [], tmp_path
+    )
+
+
+def test_the_rank_correlation_of_two_sizes(committed, tmp_path):
+    rows = []
+    for size, order in ((100, [1, 2, 3, 4]), (400, [1, 2, 4, 3])):
+        for name, loss in zip(("rope", "a", "b", "c"), order, strict=True):
+            rows += [(size, name, 0, 1e9, 256, n, 9, loss) for n in range(5)]
+    pd.DataFrame(rows, columns=ladder.COLUMNS).to_csv(committed, index=False)
+    text = ladder.run([], tmp_path / "out")
+    told = "Rank correlation of losses (4 encodings, 100 and 400 tokens): 0.80 (0.80 to 0.80)"
+    assert told in text
+
+
+def test_a_run_has_the_compute_of_its_steps(tmp_path, committed):
+    """Three forward passes for each training token; runs replace committed ones."""
+    folder = tmp_path / "run"
+    model = make_model("rope")
+    model.save_pretrained(folder)
+    settings = {"position": {"name": "rope"}, "length": 16, "seed": 4, "sequences_per_step": 6}
+    settings["trainer"] = {"max_steps": 7, "seed": 4}
+    (folder / "run.json").write_text(json.dumps({}))
+    (folder / "trained.json").write_text(json.dumps(settings))
+    refuses("has no losses by document: tape perplexity --model", ladder.read_run, folder)
+    (folder / "compare").mkdir()
+    rows = {"model_hash": fingerprint(folder)[:16], "length": 16, "document": [0, 3]}
+    rows = pd.DataFrame(rows | {"tokens": [5, 8], "nll": [2.0, 3.0]})
+    rows.to_csv(folder / "compare" / "perplexity_by_document.csv", index=False)
+    found = ladder.read_run(folder)
+    tokens = 7 * 6 * 16
+    _, forward = operations(fake_model(model.config, "eager"), 16)
+    assert {*found["size"]} == {tokens} and {*found["flops"]} == {3 * forward / 16 * tokens}
+    assert found[["seed", "document", "n", "nll"]].to_numpy().tolist() == [
+        [4, 0, 5, 2.0],
+        [4, 3, 8, 3.0],
+    ]
+    found.assign(nll=9.0).to_csv(committed, index=False)
+    tape("ladder", str(folder), "--out", str(tmp_path / "out"))
+    assert pd.read_csv(tmp_path / "out" / "losses.csv")["nll"].tolist() == [2.0, 3.0]
