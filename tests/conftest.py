@@ -97,7 +97,8 @@ WITHOUT_SOFTMAX = ("stick_breaking",)
 
 def all_options(position) -> dict:
     """Every option of the decoder at once, as far as the encoding has it."""
-    options = {"sliding_window": 3, "qk_norm": True, "gated_attention": True}
+    options = {"sliding_window": 3, "qk_norm": True, "exclusive_attention": True}
+    options |= {"gated_attention": True}
     if position not in WITHOUT_SOFTMAX:
         options |= {"attention_sink": True, "scalable_softmax": True}
     options |= {"num_key_value_heads": 2 if position in GROUPED else 4}

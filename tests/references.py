@@ -316,7 +316,10 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 if name == "stick_breaking":
                     alpha = parts.stick_shares(scores)
                 shares = [*zip(alpha, seen, strict=False)]
-                outputs.append(sum(share * v[j][g] for share, j in shares))
+                mean, value = sum(share * v[j][g] for share, j in shares), v[i][g]
+                if config.exclusive_attention:
+                    mean = mean - (mean @ value) / (value @ value) * value
+                outputs.append(mean)
                 averages.append(sum(share * e[j][g] for share, j in shares))
             output = torch.cat(outputs)
             if config.gated_attention:

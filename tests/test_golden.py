@@ -6,6 +6,7 @@ import torch
 from conftest import make_config
 
 from tape.encodings import build, build_layer
+from tape.model.options import exclusive
 from tape.positions.base import Positions, Tokens
 
 
@@ -34,3 +35,12 @@ def test_partial_key_offset():
         expected = [[math.cos(i - j) + 12 * before[j] for j in range(4)] for i in range(4)]
         products = (found @ keys.mT)[0, 0]
         torch.testing.assert_close(products, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_exclusive_attention():
+    """Of (3, 4) the part along (1, 1) is (3.5, 3.5), of (5, 0) along (0, 2) none, and of (2, 1)
+    along a value of zeros none; one key/value head has two query heads."""
+    average = torch.tensor([[[3.0, 4], [5, 0], [2, 1]], [[2, 2], [1, 1], [0, 1]]])[None]
+    values = torch.tensor([[[1.0, 1], [0, 2], [0, 0]]])[None]
+    expected = torch.tensor([[[-0.5, 0.5], [5, 0], [2, 1]], [[0, 0], [1, 0], [0, 1]]])[None]
+    torch.testing.assert_close(exclusive(average, values), expected)

@@ -35,6 +35,7 @@ def drawn(seed: int) -> Case:
         "qk_norm": rng.random() < 0.3,
         "attention_sink": rng.random() < 0.3,
         "scalable_softmax": rng.choice([False, False, True, {"length": 3}]),
+        "exclusive_attention": rng.random() < 0.3,
         "gated_attention": rng.random() < 0.3,
         "query_temperature": rng.choice([None, None, {"scale": 0.5, "length": 3}]),
         "num_key_value_heads": rng.choice([4, 2, 1]) if grouped else 4,

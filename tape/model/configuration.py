@@ -64,7 +64,8 @@ class TapeConfig(LlamaConfig):
 
     Options of attention, the same for every encoding (`tape.model.options`): `qk_norm` normalises
     queries and keys, `attention_sink` adds a learned term to the denominator of each head,
-    `query_temperature` = {"scale": a, "length": n}, `scalable_softmax` = true or {"length": m}, and
+    `query_temperature` = {"scale": a, "length": n}, `scalable_softmax` = true or {"length": m},
+    `exclusive_attention` takes the direction of a token's own value off its averages, and
     `gated_attention` multiplies each head's output by sigmoid(W x).
 
     `adaptation` records which base model was adapted, and how (`tape.model.adapters`).
@@ -85,6 +86,7 @@ class TapeConfig(LlamaConfig):
     attention_sink: bool = False
     query_temperature: dict[str, Any] | None = None
     scalable_softmax: bool | dict[str, Any] = False
+    exclusive_attention: bool = False
     gated_attention: bool = False
     adaptation: dict[str, Any] | None = None
     eos_token_id: int | list[int] | None = (
@@ -131,7 +133,8 @@ class TapeConfig(LlamaConfig):
             if name not in OPTIONAL or getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
         look_up("hidden_act", self.hidden_act, ACT2FN)
-        for name in ("qkv_bias", "qk_norm", "attention_sink", "gated_attention"):
+        flags = ("qkv_bias", "qk_norm", "attention_sink", "exclusive_attention", "gated_attention")
+        for name in flags:
             check_flag(name, getattr(self, name))
         if (given := self.query_temperature) is not None:
             if not isinstance(given, dict) or given.keys() != {"scale", "length"}:

@@ -22,7 +22,7 @@ from tape.attention.payload import Attended, Request, Values
 from tape.model.cache import cached_extras, stored
 from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
-from tape.model.options import AttentionSink, ScalableSoftmax, warmed
+from tape.model.options import AttentionSink, ScalableSoftmax, exclusive, warmed
 from tape.positions.base import LayerPosition, WideLinear
 
 
@@ -50,7 +50,8 @@ class Attention(nn.Module):
     """Causal attention that averages the positional payload along with the values.
 
     Queries and keys may be normalised before the encoding prepares them (Qwen3), and queries scaled
-    after it. A sink changes all averages, a gate (arXiv 2505.06708) those of the values.
+    after it. A sink changes all averages; then exclusive attention and a gate (arXiv 2505.06708)
+    those of the values.
     """
 
     def __init__(self, config: TapeConfig):
@@ -58,6 +59,7 @@ class Attention(nn.Module):
         self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         self.query_temperature, self.qk_norm = config.query_temperature, config.qk_norm
+        self.exclusive = config.exclusive_attention
         self.encoding_name = config.position["name"]
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
@@ -118,6 +120,8 @@ class Attention(nn.Module):
         if self.sink is not None:
             averages = [None if x is None else self.sink(x, lse) for x in averages]
         attended, attended_e, weights = averages
+        if self.exclusive:
+            attended = exclusive(attended, v)
         attended = attended.transpose(1, 2).flatten(2)
         if self.output_gate is not None:
             attended = attended * self.output_gate(x_BTC).sigmoid().to(attended.dtype)

@@ -3,9 +3,11 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from tape.attention.payload import per_query_head
 from tape.positions.base import PositionModule
 from tape.positions.scores import ScaledBias, ScoreBias
 
@@ -33,6 +35,13 @@ def warmed(q_BHTD: Tensor, positions_BT: Tensor, scale: float, length: int) -> T
     positions = positions_BT.to(torch.promote_types(q_BHTD.dtype, torch.float32))
     factor = 1 + scale * torch.log1p(((positions + 1) / length).floor())
     return (q_BHTD * factor[:, None, :, None]).to(q_BHTD.dtype)
+
+
+def exclusive(average_BHTD: Tensor, v_BKTD: Tensor) -> Tensor:
+    """Takes off a head's averages what they have in the direction of the tokens' own values, as in
+    XSA (Zhai 2026, arXiv 2603.09078)."""
+    own = per_query_head(F.normalize(v_BKTD, dim=-1), average_BHTD.shape[1])
+    return average_BHTD - ((average_BHTD * own).sum(-1, keepdim=True) * own).to(average_BHTD.dtype)
 
 
 class ScalableSoftmax(PositionModule):
