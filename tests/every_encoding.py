@@ -64,6 +64,7 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "carope": {"name": "carope", "theta": 50.0},
     "tapa": {"name": "tapa", "alpha": 0.3, "share": 0.4},
     "fope": {"name": "fope", "theta": 50.0, "length": 64},
+    "scale_invariant": {"name": "scale_invariant", "tau": 2.0},
     "coupling": {"name": "coupling", "digits": [*range(0, 61, 2)], "length": 2560},
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }

@@ -213,6 +213,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
         rotary = ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "fope", "rope_gain", "pko")
+        rotary += ("scale_invariant",)
         rotary = name in rotary or name in parts.STATES
         if layer in updated:
             e = moved
@@ -288,7 +289,11 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                     pairs = [(a, b * maps[t][h]) for h, (a, b) in enumerate(pairs)]
             if name == "tapa":
                 return torch.stack([parts.phase_score(config, a, b, p[i] - p[j]) for a, b in pairs])
-            return torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
+            found = torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
+            if name == "scale_invariant":
+                square = 2 * math.log((p[i] - p[j]) / config.position["tau"] + 1) + 1
+                found = math.sqrt(square) * found + 1 - square
+            return found
 
         for i in range(T):
             outputs, averages = [], []

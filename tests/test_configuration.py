@@ -201,6 +201,7 @@ DEFAULTS = {
     "tapa": {"alpha": 0.1, "share": 0.5},
     "fope": {"length": 64, "gain": 0.3},
     "pko": {},
+    "scale_invariant": {"tau": 10.0},
 }
 
 

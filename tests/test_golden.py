@@ -37,6 +37,22 @@ def test_partial_key_offset():
         torch.testing.assert_close(products, torch.tensor(expected, dtype=torch.float64))
 
 
+def test_scale_invariant():
+    """Products over sqrt(D) of 1 and, for the second key, 3; tau = 1. At a distance of 3, a^2 is
+    1 + 2 ln 4 = 1 + 4 ln 2, at 1 it is 1 + 2 ln 2."""
+    position = {"name": "scale_invariant", "tau": 1.0}
+    encoding = build(make_config(position, hidden_size=4, num_attention_heads=1))
+    layer = build_layer(encoding, 0)
+    q = torch.tensor([2.0, 0, 0, 0], dtype=torch.float64).expand(1, 1, 4, 4)
+    k = torch.tensor([1.0, 3, 1, 1], dtype=torch.float64)[None, None, :, None].expand(1, 1, 4, 4)
+    found = layer.bias(q, k, None, tokens_of(encoding, 4)).dense(torch.float64)[0, 0]
+    two, three = 2 * math.log(2), 2 * math.log(3)
+    last = [math.sqrt(1 + 2 * two) - 2 * two, 3 * math.sqrt(1 + three) - three]
+    last += [math.sqrt(1 + two) - two, 1]
+    torch.testing.assert_close(found[3], torch.tensor(last, dtype=torch.float64))
+    torch.testing.assert_close(found.diagonal(), torch.tensor([1.0, 3, 1, 1]).double())
+
+
 def test_exclusive_attention():
     """Of (3, 4) the part along (1, 1) is (3.5, 3.5), of (5, 0) along (0, 2) none, and of (2, 1)
     along a value of zeros none; one key/value head has two query heads."""

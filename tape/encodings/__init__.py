@@ -30,6 +30,7 @@ from tape.encodings.pope import PoPE
 from tape.encodings.randpe import RandPE
 from tape.encodings.relative import Relative
 from tape.encodings.repo import RePo
+from tape.encodings.scale_invariant import ScaleInvariant
 from tape.encodings.selective import SelectiveRoPE
 from tape.encodings.stick_breaking import StickBreaking
 from tape.encodings.tapa import TAPA
@@ -78,6 +79,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "coupling": Coupling,
     "bam": BAM,
     "pko": PartialKeyOffset,
+    "scale_invariant": ScaleInvariant,
 }
 # Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}
