@@ -203,7 +203,8 @@ adape_local/perplexity.csv extend/text_lora_0 checkpoints/all_0
 encodings_rope_0 mine_0 suite_parity_tape_0 passkey_adape_0 passkey_rope_0/extend
 add_adape/grid add_adape_0 add_wide_adape_0 add_tape_3/grid add_tape_3/grid_initial
 bases/adape_0/extend bases/adape_0/extend_initial bases_rates/lora_7 rates_rope_100
-ladder_1_mine_0 bigrams_rates_rope_100 needle_rates_rope_100 task_rates_rope_copy_100 task_rates_rope_counting_100
+ladder_1_mine_0 bigrams_rates_rope_100 needle_rates_rope_100 task_rates_rope_copy_100
+task_rates_rope_counting_100
 """
 
 

@@ -149,6 +149,19 @@ def test_the_code_of_encodings_is_part_of_a_receipt(monkeypatch):
     assert all(any(path.is_relative_to(part) for part in compose.CODE) for path in files)
 
 
+def test_a_new_encoding_leaves_finished_runs_finished(monkeypatch):
+    monkeypatch.setattr(compose, "REGISTRY", compose.CODE[0] / "__init__.py")
+    write_text(Path("config/position/rope.yaml"), "name: rope\n")
+    write_text(compose.REGISTRY, "rope\n")
+    assert performed(run := make_run("rope")) == 0 and run.finished()
+    write_text(Path("config/position/mine.yaml"), "name: mine\n")
+    write_text(compose.CODE[0] / "mine.py", "SLOPE = 1\n")
+    write_text(compose.REGISTRY, "rope\nmine\n")
+    assert run.finished()
+    Path("config/position/rope.yaml").unlink()
+    assert not run.finished()
+
+
 def test_an_encoding_of_another_package_is_part_of_a_receipt(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "halves.py").write_text("SLOPE = 1\n")
@@ -161,7 +174,8 @@ def test_an_encoding_of_another_package_is_part_of_a_receipt(tmp_path, monkeypat
 
 def test_the_request_of_a_receipt_is_that_of_the_beginning():
     program = Path("stand_in.py")
-    program.write_text(f"open('config/new.yaml', 'a'){program.read_text()}")
+    write_text(Path("config/a"), "")
+    program.write_text(f"open('config/a', 'a').write('b'){program.read_text()}")
     assert performed(run := make_run("rope")) == 0
     assert run.receipt.exists() and not run.finished()
 

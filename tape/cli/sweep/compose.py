@@ -35,6 +35,7 @@ from tape.training import settings as schema
 from tape.training.settings import RunSettings
 
 CODE = [PACKAGE / part for part in ("attention", "encodings", "model", "positions")]
+REGISTRY = PACKAGE / "encodings" / "__init__.py"
 Sweep = Mapping[str, Any]  # its settings, completed by `sweep_of`
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
 OF_NO_FILE = re.compile(r"\b(name|_target_|output_dir|cache_dir)$")  # position=tape is no folder
@@ -73,22 +74,34 @@ class Run:
     def request(self) -> dict[str, Any]:
         """Returns what determines the results of the run: its commands, Python (its library is the
         text of data=local), and the state of the settings', the model's and all files that it
-        reads."""
+        reads; not of the registry, which changes with each new encoding."""
         given = [word.partition("=") for _, *words in self.commands[1:] for word in words]
         paths = {*self.values, *(value or word for word, _, value in given)} - {""}
         for pattern in [path for path in paths if not Path(path).exists()]:
             paths.update(glob(pattern, recursive=True))
         read = [p for p in map(Path, sorted(paths)) if not p.is_relative_to(self.folder)]
-        files = [state_of(path) for path in (CONFIG, *CODE, *other_encodings(), *read)]
-        return {"commands": self.commands, "python": sys.version, "files": files}
+        code = {}
+        for path in (CONFIG, *CODE, *other_encodings()):
+            code |= state_of(path)
+        code.pop(str(REGISTRY), None)
+        files = [state_of(path) for path in read]
+        about = {"commands": self.commands, "python": sys.version}
+        return about | {"code": code, "files": files}
 
     def record(self, request: dict[str, Any]) -> str:
         """Returns the text of its receipt: what was requested, and the files that resulted."""
         return json.dumps({"request": request, "files": state_of(self.folder)}) + "\n"
 
     def finished(self) -> bool:
-        found = self.receipt.read_text(errors="replace") if self.receipt.is_file() else ""
-        return found == self.record(self.request())
+        """Returns whether the receipt is that of the present state; a new file of the settings or
+        the model does not count, because what was run did not read it."""
+        try:
+            found = json.loads(self.receipt.read_text())
+            now = json.loads(self.record(self.request()))
+            before, code = (each["request"].pop("code") for each in (found, now))
+        except (OSError, ValueError, KeyError):
+            return False
+        return found == now and before.items() <= code.items()
 
 
 def other_encodings() -> Iterator[Path]:
