@@ -110,6 +110,39 @@ def test_samplers_have_their_numbers():
     assert not torch.equal(make_model("randpe")(tokens).logits, reseeded(tokens).logits)
 
 
+def test_floats_fill_one_range_at_every_length():
+    """Sorted draws of as many uniform numbers as the longest text has tokens, and in evaluation the
+    middles of as many equal parts as `eval_length`, at least the trained length."""
+    half = {"name": "rope", "sampler": {"name": "float", "length": 8}}
+    evaluated, *seen = (positions.query for positions in drawn(half, random_tokens(3, 12), 300))
+    assert evaluated.tolist() == [[n / 2 + 0.25 for n in range(12)]]
+    draws = torch.cat(seen)
+    assert draws.shape == (300, 12) and (draws.diff() > 0).all()
+    # The k-th of n sorted numbers has the mean k / (n + 1).
+    expected = 8 * torch.arange(1, 13, dtype=torch.float64) / 13
+    torch.testing.assert_close(draws.mean(0), expected, atol=0.25, rtol=0)
+    documents = {"document_ids": torch.arange(12)[None] // 4}
+    for positions in drawn(half, random_tokens(1, 12), 20, **documents)[1:]:
+        assert positions.query.unique().numel() == 4  # all documents have the draw of the longest
+    model = make_model(half)
+    seen.clear()
+    model.model.position.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1].query))
+    with model.evaluation_length(32):
+        model(random_tokens(1, 3))
+    assert seen[-1].tolist() == [[0.125, 0.375, 0.625]]
+    refuses(r"17 tokens .* eval_length=16.*evaluation_length", model, random_tokens(1, 17))
+
+
+@pytest.mark.parametrize("position", ["t5", "learned", "extended", "mixed"])
+def test_floats_are_refused_where_positions_are_integers(position):
+    given = {"name": position, "sampler": "float"}
+    if position == "mixed":
+        given["pattern"] = ["rope", "relative"]
+    refuses(
+        r"position \w+: sampler='float' draws real numbers.*allowed: nope, ", make_config, given
+    )
+
+
 DIGITS = [1, 2, 3, 4, 5]
 
 

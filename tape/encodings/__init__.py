@@ -95,7 +95,16 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
     cls = ENCODINGS[name]
     check_arguments(f"position encoding '{name}'", given, cls.defaults())
     cls.check_numbers(f"position {name}", given)
-    return {"name": name, **cls.configure(config, cls.defaults() | given)}
+    settled = {"name": name, **cls.configure(config, cls.defaults() | given)}
+    kind = settled["sampler"]["name"]
+    parts = [entry["name"] for entry in settled.get("pattern", [settled])]
+    if sampling.SAMPLERS[kind].real and (whole := [x for x in parts if not ENCODINGS[x].real]):
+        able = ", ".join(x for x, encoding in ENCODINGS.items() if encoding.real)
+        raise ValueError(
+            f"position {whole[0]}: sampler={kind!r} draws real numbers, and its positions are "
+            f"integers; allowed: {able}, or another sampler"
+        )
+    return settled
 
 
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,14 @@ class NoPE(PositionEncoding):
     """No encoding: causal attention alone distinguishes positions (Haviv et al. 2022; Kazemnejad et
     al. 2023, arXiv 2305.19466)."""
 
+    real = True
+
 
 class SinCos(PositionEncoding):
     """Adds sin(p / base^(2i/C)) to channel 2i of the embedding and the cosine to channel 2i+1
     (Vaswani et al. 2017, section 3.5)."""
 
+    real = True
     positive = ("base",)
 
     base: float = 10_000.0

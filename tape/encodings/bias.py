@@ -90,7 +90,7 @@ class SlopeBias(ScoreBias):
 class ALiBi(PositionEncoding):
     """Attention with linear biases (Press et al. 2021, arXiv 2108.12409)."""
 
-    fused_bias = True
+    fused_bias = real = True
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
@@ -264,6 +264,7 @@ class FIRE(LearnedBiasEncoding):
     """MLP(psi(i - j) / psi(max(|multiplier * threshold|, i))) with psi(x) = ln(|c x| + 1), an MLP
     1 -> hidden -> H with ReLU; c and multiplier are learned (Li et al. 2023, arXiv 2310.04418)."""
 
+    real = True
     positive = ("hidden", "threshold")
 
     hidden: int = 32

@@ -85,7 +85,7 @@ class ExtendedRoPE(RoPE):
     """
 
     backends = SCORE_BACKENDS
-    causal = True
+    causal, real = True, False
 
     method: str = "self_extend"
     # The length to reach is factor L; it determines G or S, and is not saved. 4, of string 1.

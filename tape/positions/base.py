@@ -222,6 +222,7 @@ class PositionEncoding(PositionModule):
         backends: attention backends that support this encoding.
         fused_bias: whether FlexAttention computes its biases pair by pair, none of all pairs.
         ordered: whether position_ids must increase from token to token.
+        real: whether positions may be any real numbers, as those of the sampler "float".
         causal: whether scores are defined for earlier tokens only, whatever a mask shows.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
         positive: numeric arguments that must be above zero.
@@ -233,6 +234,7 @@ class PositionEncoding(PositionModule):
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
     fused_bias: ClassVar[bool] = False
     ordered: ClassVar[bool] = True
+    real: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     reads: ClassVar[bool] = False
     updates: ClassVar[bool] = False

@@ -116,6 +116,7 @@ class RoPE(PositionEncoding):
             than once in `original_max_position_embeddings` tokens, by default the training length.
     """
 
+    real = True
     config_arguments = ("theta", "scaling")
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):

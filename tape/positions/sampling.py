@@ -23,8 +23,8 @@ TRAINED = """\
 a training input of {tokens} tokens needs as many distinct positions, more than length={most}; \
 raise `length` or shorten the input"""
 EVALUATED = """\
-the input has {tokens} tokens but positions were drawn for eval_length={most}; raise it (up to \
-`length`) in the configuration, or temporarily with `with model.evaluation_length(n):`"""
+the input has {tokens} tokens but positions were drawn for eval_length={most}; raise it in the \
+configuration, or temporarily with `with model.evaluation_length(n):`"""
 
 
 class Argument(NamedTuple):
@@ -42,6 +42,7 @@ class IndexSampler:
     arguments: ClassVar[dict[str, Argument]] = {}
     consecutive: ClassVar[bool] = True  # neighbouring tokens are one apart
     random: ClassVar[bool] = False  # in training each forward pass has coordinates of its own
+    real: ClassVar[bool] = False  # coordinates are real numbers, not integers
     counts: ClassVar[bool] = False  # needs the exact number of coordinates, not a bound, for a draw
     max_positions: int | None = None  # the maximum number of tokens with coordinates
     draw: tuple[int, ...] | None = None  # identifies the draw of an evaluation
@@ -53,6 +54,49 @@ class IndexSampler:
     def evaluation_length(self, length: int) -> AbstractContextManager[None]:
         """Evaluates inputs of up to `length` tokens; most samplers ignore it."""
         return nullcontext()
+
+
+class FloatSampler(IndexSampler):
+    """Real numbers in one range at all lengths: random float sampling (Shimizu et al. 2026, arXiv
+    2602.14050), where `length` is 1.
+
+    Training draws a number for each token, uniform in [0, length), and sorts them. Evaluation
+    divides the range into `eval_length` equal parts, of which token i takes the middle of the i-th.
+    In the paper this is the length of the input, but at least that of training: cached tokens would
+    change their positions.
+    """
+
+    arguments: ClassVar = {"length": Argument(times=1), "eval_length": Argument(times=1)}
+    consecutive, random, real, counts = False, True, True, True
+
+    def __init__(self, length: int, eval_length: int):
+        self.length, self.eval_length = length, eval_length
+
+    @property
+    def draw(self) -> tuple[int, ...]:
+        return self.length, self.eval_length
+
+    def check(self, eval_length: int) -> None:
+        """Raises a ValueError for a number of tokens that cannot have coordinates."""
+
+    def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
+        if not training:
+            _needed(query, extent, self.eval_length, EVALUATED)
+            part = self.length / self.eval_length
+            return (query + 0.5).double() * part, (key + 0.5).double() * part, self.length
+        tokens = _needed(query, extent, Argument().most, TRAINED)
+        draw = torch.rand(tokens, dtype=torch.float64, device=query.device).sort().values
+        return draw[query] * self.length, draw[key] * self.length, self.length
+
+    @contextmanager
+    def evaluation_length(self, length: int) -> Iterator[None]:
+        before = self.eval_length
+        self.check(max(before, length))
+        self.eval_length = max(before, length)
+        try:
+            yield
+        finally:
+            self.eval_length = before
 
 
 class ShiftSampler(IndexSampler):
@@ -73,7 +117,7 @@ class ShiftSampler(IndexSampler):
         return query + origin, key + origin, extent
 
 
-class SubsetSampler(IndexSampler):
+class SubsetSampler(FloatSampler):
     """Sorted random subsets of range(length) (Ruoss et al. 2023, arXiv 2305.16843).
 
     Training draws a subset of the input's length per forward pass. Evaluation uses one seeded draw
@@ -86,24 +130,23 @@ class SubsetSampler(IndexSampler):
         "eval_length": Argument(times=1),
         "seed": Argument(least=-(2**63), most=2**63 - 1),
     }
-    consecutive, random = False, True
+    real, counts = False, False
 
     def __init__(self, length: int, eval_length: int, seed: int):
-        self._check(eval_length, length)
-        self.length, self.eval_length, self.seed = length, eval_length, seed
-        self.max_positions = length
+        super().__init__(length, eval_length)
+        self.check(eval_length)
+        self.max_positions, self.seed = length, seed
 
     @property
     def draw(self) -> tuple[int, ...]:
         return self.length, self.eval_length, self.seed
 
-    @staticmethod
-    def _check(eval_length: int, length: int) -> None:
-        if eval_length > length:
+    def check(self, eval_length: int) -> None:
+        if eval_length > self.length:
             raise ValueError(
-                f"random subset positions: eval_length={eval_length} must lie in 1..{length}, the "
-                f"range that coordinates are drawn from; longer inputs need a model trained with a "
-                f"`length` of at least {eval_length}"
+                f"random subset positions: eval_length={eval_length} must lie in 1..{self.length}, "
+                "the range that coordinates are drawn from; longer inputs need a model trained "
+                f"with a `length` of at least {eval_length}"
             )
 
     def __call__(self, query: Tensor, key: Tensor, training: bool, extent: int | None) -> Draw:
@@ -115,16 +158,6 @@ class SubsetSampler(IndexSampler):
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
         # Empty slots of a static cache are masked, so any coordinate is valid.
         return draw[query], draw[key.clamp(max=len(draw) - 1)], self.length
-
-    @contextmanager
-    def evaluation_length(self, length: int) -> Iterator[None]:
-        before = self.eval_length
-        self._check(max(before, length), self.length)
-        self.eval_length = max(before, length)
-        try:
-            yield
-        finally:
-            self.eval_length = before
 
 
 class PoSESampler(IndexSampler):
@@ -186,6 +219,7 @@ SAMPLERS: dict[str, type[IndexSampler]] = {
     "shift": ShiftSampler,
     "subset": SubsetSampler,
     "pose": PoSESampler,
+    "float": FloatSampler,
 }
 
 
