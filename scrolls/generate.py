@@ -17,7 +17,7 @@ from tape.core.files import write_text
 from tape.core.provenance import TRAINED
 from tape.core.run_folder import folder_for_results, read_configuration
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, journals
-from tape.evaluation.questions import Batch, Question, greedy
+from tape.evaluation.questions import Batch, Question, greedy, of_texts
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.generation import end_tokens
 from tape.model.modeling import TapeForCausalLM
@@ -75,6 +75,7 @@ def generate(given: argparse.Namespace) -> None:
         raise ValueError(f"{output} exists without its journal {results}: give another output=...")
     header = {
         **identified(folder, model),
+        **of_texts(model, tokenizer),
         "encoding": model.config.position["name"],
         "task": task.name,
         "split": given.split,

@@ -17,17 +17,20 @@ from conftest import composed, perturb, random_tokens
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import quantize
 from pieces import trained_pieces
+from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
 )
 
 from tape import TapeForCausalLM
 from tape.cli import train
 from tape.core.files import sha256_of
 from tape.data import TextCorpus, train_tokenizer
+from tape.data.tokenizer import END, PADDING
 from tape.imports import gguf, models, named
 from tape.imports.models import import_model
 from tape.model.checkpoint import identified, load
@@ -250,6 +253,23 @@ def test_a_gguf_file_of_llama_3_adds_bos_and_keeps_whole_words(tmp_path, tokeniz
     assert read(WORDS)["input_ids"] == read(WORDS, add_special_tokens=False)["input_ids"]
 
 
+def test_a_gguf_file_has_its_own_tokens_alone(tmp_path, tokenizer):
+    """Neither <|endoftext|>, which transformers would add to a vocabulary without it, nor tokens in
+    bytes for those whose names have other characters."""
+    begin, end = "<\uff5cbegin\u2581of\u2581text\uff5c>", "<tool call>"
+    written = tokenizer.backend_tokenizer.to_str()
+    made = Tokenizer.from_str(written.replace(END, begin).replace(PADDING, end))
+    named = {"bos_token": begin, "eos_token": end, "pad_token": end}
+    renamed = PreTrainedTokenizerFast(tokenizer_object=made, **named)
+    file = write_gguf(tmp_path / "a.gguf", make("llama"), renamed, pre="llama-bpe")
+    read = read_tokenizer(import_model(file, tmp_path / "out"))
+    assert read.get_vocab() == made.get_vocab()
+    assert (read.bos_token, read.eos_token) == (begin, end)
+    text = f"a{begin} b{end}c"
+    assert read(text)["input_ids"] == [0, *made.encode(text).ids]
+    assert read.decode(read(text, add_special_tokens=False)["input_ids"]) == text
+
+
 def test_quantized_weights_are_transformers_own_and_recorded(tmp_path, tokenizer):
     file = write_gguf(tmp_path / "a.gguf", make("llama"), tokenizer, "Q4_1", pre="smollm")
     out = import_model(str(file), tmp_path / "out")
@@ -332,6 +352,7 @@ OF_THE_FILE = {
     "llama.logit_scale": (2.0, r"llama.logit_scale \(2.0\)"),
     "llama.block_count": (None, r"lacks llama.block_count"),
     "tokenizer.ggml.pre": ("gibberish", r"tokenizer.ggml.pre: 'gibberish', a way to split"),
+    "tokenizer.ggml.pre unnamed": (None, r"tokenizer.ggml.pre: 'default', a way to split"),
     "no tokenizer": (None, r"has no tokenizer"),
 }
 
@@ -339,7 +360,7 @@ OF_THE_FILE = {
 @pytest.mark.parametrize("key", OF_THE_FILE)
 def test_what_a_gguf_file_cannot_express_is_refused(tmp_path, tokenizer, key):
     value, message = OF_THE_FILE[key]
-    own = {key: value} if key != "general.architecture" else {}
+    own = {key.split(" unnamed")[0]: value} if key != "general.architecture" else {}
     file = write_gguf(tmp_path / "a.gguf", make("llama", vocab_size=300), tokenizer, own=own)
     if key == "general.architecture":  # of the same length in the file
         file.write_bytes(file.read_bytes().replace(b"llama", b"gemma"))

@@ -317,6 +317,22 @@ def test_a_changed_model_answers_as_one_that_is_so(name, position, flags, tmp_pa
         evaluate(run, name, f"--wrong 9 {flags} --name {place}")
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "what"),
+    [
+        ("tokenizer_config.json", {"add_bos_token": True}, "tokenizer: "),
+        ("generation_config.json", {"eos_token_id": [0, 7]}, "end_tokens: "),
+    ],
+)
+def test_answers_with_other_prompts_or_other_ends_are_not_repeated(file, change, what, tmp_path):
+    run = make_run(tmp_path, "original")
+    evaluate(run, "original")
+    about = json.loads((run / file).read_text())
+    (run / file).write_text(json.dumps(about | change))
+    with refused(match=rf"holds another evaluation \({what}"):
+        evaluate(run, "original")
+
+
 def test_a_model_answers_in_another_dtype_as_one_that_was_saved_in_it(tmp_path):
     run, other = (make_run(tmp_path / place, "passkey", "rope") for place in "ab")
     load(run)[0].bfloat16().save_pretrained(other)

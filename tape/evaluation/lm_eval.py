@@ -29,6 +29,7 @@ from tape.core.files import check_folder, check_replaceable, read_object, readin
 from tape.core.run_folder import locked
 from tape.evaluation.chat import check_template
 from tape.evaluation.extension import extended, extension
+from tape.evaluation.questions import of_texts
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.generation import end_tokens
 
@@ -106,18 +107,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if longest > max_length:
         raise ValueError(f"--lengths {longest} is more than --max_length {max_length}")
     check_length(model, max_length, f"--max_length {max_length}")
-    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
     about = {
         **identified(folder, model),
         "extension": extension(arguments),
         "position": position,
         "max_length": max_length,
         "dtype": arguments.dtype,
-        "tokenizer": hashlib.sha256(written.encode()).hexdigest(),
         "lm_eval": lm_eval.__version__,
+        **of_texts(model, tokenizer),
     }
-    if len(ends := end_tokens(model, tokenizer)) > 1:
-        about["end_tokens"] = ends
     if arguments.chat:
         about["chat"] = check_template(tokenizer)
     # Not beside the model but where only this program writes: lm-eval unpickles the answers.

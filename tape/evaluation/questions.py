@@ -1,5 +1,6 @@
 """Questions to a model in batches, answers by greedy decoding, and their marks."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -100,6 +101,15 @@ class Questions:
                 part = group[first : first + size]
                 batches.append(Batch(part, max(each.room for each in part), length))
         return sorted(batches, key=lambda batch: -batch.cost)
+
+
+def of_texts(model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns what determines the tokens of prompts and where answers end, besides the model's
+    weights and configuration: for the record of an evaluation."""
+    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
+    found: dict[str, Any] = {"tokenizer": hashlib.sha256(written.encode()).hexdigest()}
+    ends = end_tokens(model, tokenizer)
+    return found | ({"end_tokens": ends} if len(ends) > 1 else {})
 
 
 @torch.no_grad()

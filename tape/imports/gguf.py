@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from tqdm import tqdm
 from transformers import (
     AutoTokenizer,
@@ -27,7 +27,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tape.core.files import read_object, reading
-from tape.model.sentencepiece import BYTE, tokenizer_of
+from tape.model.sentencepiece import BYTE, CONTROL, NORMAL, USER_DEFINED, tokenizer_of
 from tape.positions.schedules import ORIGINAL, inverse_frequencies
 
 MAGIC = b"GGUF"
@@ -83,10 +83,11 @@ TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 # How byte-level vocabularies split a text before they merge (`tokenizer.ggml.pre`): those that
-# transformers makes, and those that first set digits apart, which it does not.
-SPLITS = {"default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "tekken", "qwen2"}
-SPLITS |= {"deepseek-r1-qwen"}
+# transformers makes, and those that first set digits apart, which it does not. Files from before
+# llama.cpp wrote this do not say how, nor does "default", which SentencePiece's vocabularies have.
+SPLITS = {"gpt-2", "llama-bpe", "llama3", "llama-v3", "tekken", "qwen2", "deepseek-r1-qwen"}
 DIGITS_APART = {"smollm", "starcoder", "refact"}
+PIECES, NO_SPLIT = "llama", "default"
 # Those that add BOS unless the file says otherwise, and take a whole word that is a token as it is,
 # whatever its merges: llama.cpp knows both by the name, and writes neither.
 OF_LLAMA3 = {"llama-bpe", "llama3", "llama-v3", "tekken"}
@@ -273,26 +274,29 @@ def read_gguf_tokenizer(
     """Returns the tokenizer in a .gguf file, with its chat template."""
     if not metadata.get("tokenizer.ggml.tokens"):
         raise ValueError(f"{path} has no tokenizer; give a .gguf file with one")
-    split = metadata.get("tokenizer.ggml.pre", "default")
-    if split not in SPLITS | DIGITS_APART:
+    of_pieces = metadata.get("tokenizer.ggml.model") == PIECES
+    split = metadata.get("tokenizer.ggml.pre", NO_SPLIT)
+    allowed = SPLITS | DIGITS_APART | ({NO_SPLIT} if of_pieces else set())
+    if split not in allowed:
         raise ValueError(
             f"{path} has tokenizer.ggml.pre: {split!r}, a way to split texts that is not known; "
-            f"allowed: {', '.join(sorted(SPLITS | DIGITS_APART))}; take the original checkpoint"
+            f"allowed: {', '.join(sorted(allowed))}; take the original checkpoint"
         )
     adds = {name: metadata.get(f"tokenizer.ggml.{name}") for name in ADDS}
     with reading(path):
-        if metadata.get("tokenizer.ggml.model") == "llama":
-            tokenizer, begins = _of_pieces(metadata), True
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-            begins = split in OF_LLAMA3
-    backend = tokenizer.backend_tokenizer
+        made = _of_pieces(metadata) if of_pieces else _of_bytes(path, metadata)
+    begins = of_pieces or split in OF_LLAMA3
     if split in DIGITS_APART:
         digits = pre_tokenizers.Digits(individual_digits=True)
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+        made.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     elif split in OF_LLAMA3:
-        backend.model.ignore_merges = True
+        made.model.ignore_merges = True
+    names = metadata["tokenizer.ggml.tokens"]
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in NAMED.items()}
+    named = {name: names[n] for name, n in ids.items() if n is not None}
+    template = metadata.get("tokenizer.chat_template")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)
     if adds["add_bos_token"] is None and begins and tokenizer.bos_token is not None:
         adds["add_bos_token"] = True
     for name, value in adds.items():
@@ -302,7 +306,7 @@ def read_gguf_tokenizer(
     return tokenizer
 
 
-def _of_pieces(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
+def _of_pieces(metadata: dict[str, Any]) -> Tokenizer:
     """Returns the tokenizer of a vocabulary of SentencePiece, with byte pairs as llama.cpp makes
     them: transformers would leave out the space before a text that begins with one, and add it
     whatever the file says."""
@@ -310,8 +314,23 @@ def _of_pieces(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     names, scores, kinds = (metadata[f"tokenizer.ggml.{name}"] for name in fields)
     pieces = [Piece(*each) for each in zip(names, scores, kinds, strict=True)]
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    made = tokenizer_of(pieces, prefix, fallback=BYTE in kinds)
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in NAMED.items()}
-    named = {name: names[n] for name, n in ids.items() if n is not None}
-    template = metadata.get("tokenizer.chat_template")
-    return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)
+    return tokenizer_of(pieces, prefix, fallback=BYTE in kinds)
+
+
+def _of_bytes(path: Path, metadata: dict[str, Any]) -> Tokenizer:
+    """Returns the tokenizer of a byte-level vocabulary, with the tokens of the file alone:
+    transformers adds those that its class has by default, beyond the model's vocabulary, and spells
+    added ones in bytes if their names have other characters."""
+    made = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
+    written, names = json.loads(made.to_str()), metadata["tokenizer.ggml.tokens"]
+    kinds = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(names)
+    apart = {n: kind for n, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)}
+    vocabulary = {n: word for word, n in written["model"]["vocab"].items()}
+    vocabulary |= {n: names[n] for n in apart}
+    written["model"]["vocab"] = {word: n for n, word in vocabulary.items()}
+    written |= {"added_tokens": [], "post_processor": None}
+    tokenizer = Tokenizer.from_str(json.dumps(written))
+    how = {CONTROL: tokenizer.add_special_tokens, USER_DEFINED: tokenizer.add_tokens}
+    for n, kind in apart.items():
+        how[kind]([AddedToken(names[n], normalized=False)])
+    return tokenizer

@@ -15,6 +15,7 @@ from tape.evaluation.chat import ChatQuestions
 from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import draw_panel, heat_map, write_figure
 from tape.evaluation.journal import OF_THE_RUN, Incomplete, Shard, answering, complete_shard, join
+from tape.evaluation.questions import of_texts
 from tape.evaluation.task import tasks_by_name
 from tape.evaluation.view import Evaluation
 from tape.model.checkpoint import identified
@@ -46,7 +47,7 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         raise ValueError(f"{shorter}: raise it, or lower {questions.LIMIT}")
     questions.check(model, batches)
     header = identified(folder, model) | questions.settings() | batching
-    header |= {"wrong": given.wrong, "batches": len(batches)}
+    header |= of_texts(model, tokenizer) | {"wrong": given.wrong, "batches": len(batches)}
     if given.intervention is not None:
         header["intervention"] = given.intervention
         name += f"_{given.intervention}"
