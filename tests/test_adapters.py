@@ -14,7 +14,13 @@ from omegaconf import OmegaConf
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from trained import losses
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.trainer_utils import align_special_tokens
 
 from arithmetic.problems import character_tokenizer
@@ -394,18 +400,46 @@ def test_a_head_of_its_own_stays_whatever_the_configuration_says(base, blocks, t
     ],
 )
 def test_settings_of_generation_that_contradict_each_other(base, tmp_path, given):
-    """What has no effect is removed before the first step: transformers would refuse to save it,
-    once it is aligned with the tokenizer."""
+    """What has no effect is not saved: transformers would refuse to save it, once it is aligned
+    with the tokenizer."""
     folder = shutil.copytree(base, tmp_path / "base")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 9]} | given))
     model = adapted(folder, "ft")
     align_special_tokens(model, AutoTokenizer.from_pretrained(base))
+    before = model.generation_config.to_dict()
     model.save_pretrained(tmp_path / "saved")
+    assert model.generation_config.to_dict() == before
     assert {0, 9} <= {*load_model(tmp_path / "saved").generation_config.eos_token_id}
     wrong = {"num_return_sequences": 3}
     (folder / "generation_config.json").write_text(json.dumps(wrong))
     with pytest.raises(ValueError, match=r"base: .*num_return_sequences"):
         adapted(folder, "ft")
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"temperature": 0.1}, {"do_sample": True}),
+        ({"top_k": 2}, {"do_sample": True}),
+        ({"length_penalty": -3.0, "eos_token_id": [*range(0, 300, 3)]}, {"num_beams": 3}),
+    ],
+)
+def test_settings_of_generation_that_a_call_asks_for_have_effect(base, tmp_path, given, asked):
+    """As in transformers, which reads them from the file of a model."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0} | given))
+    prompt, found = torch.arange(5, 9)[None], []
+    how = {"max_new_tokens": 12, "pad_token_id": 1} | asked
+    for cls, own in ((LlamaForCausalLM, True), (TapeForCausalLM, True), (TapeForCausalLM, False)):
+        model = cls.from_pretrained(folder).eval()
+        if not own:
+            model.generation_config = GenerationConfig(eos_token_id=0)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            found.append(
+                model.generate(prompt, max_new_tokens=12, pad_token_id=1, **asked).tolist()
+            )
+    assert found[0] == found[1] != found[2]
 
 
 def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(extend, blocks):

@@ -1,5 +1,6 @@
 """transformers' `generate` for the decoder: what it does not support, masks and caches."""
 
+import copy
 from collections.abc import Callable
 from functools import wraps
 
@@ -43,13 +44,15 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
     return [*dict.fromkeys(ends)]
 
 
-def repair_generation(settings: GenerationConfig) -> None:
-    """Removes what transformers refuses to save: settings of sampling, beams and outputs that have
-    no effect because another one does not ask for it, such as a temperature without `do_sample`.
+def savable(settings: GenerationConfig) -> GenerationConfig:
+    """Returns settings without those that transformers refuses to save: settings of sampling, beams
+    and outputs that have no effect because another one does not ask for it, such as a temperature
+    without `do_sample`. A loaded model has them: `generate(do_sample=True)` asks for it.
 
     Raises:
         ValueError: for settings that contradict each other in another way.
     """
+    settings = copy.deepcopy(settings)
     for names, asked in OF_ANOTHER.items():
         if asked(settings):
             continue
@@ -61,6 +64,7 @@ def repair_generation(settings: GenerationConfig) -> None:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"generation_config.json: {reason}; correct it, or remove it") from error
+    return settings
 
 
 class TapeGenerationMixin(GenerationMixin):

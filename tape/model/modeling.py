@@ -19,7 +19,7 @@ from tape.attention import backends
 from tape.attention.shifted_sparse import check_groups
 from tape.model.configuration import TapeConfig
 from tape.model.families import fold
-from tape.model.generation import TapeGenerationMixin, repair_generation
+from tape.model.generation import TapeGenerationMixin, savable
 from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
@@ -69,7 +69,10 @@ class TapePreTrainedModel(PreTrainedModel):
                 False  # a checkpoint may say so and have two matrices
             )
         if model.can_generate():
-            repair_generation(model.generation_config)
+            settings = model.generation_config
+            savable(settings)  # or a run would fail at its end
+            if (settings.pad_token_id or 0) < 0:  # as the first Llamas say that they have none
+                settings.pad_token_id = None
         return loaded
 
     @property
@@ -226,6 +229,14 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = Head(config.hidden_size, config.vocab_size)
         self.post_init()
+
+    def save_pretrained(self, *args, **kwargs) -> None:
+        """As in transformers, with the settings for generation that it saves."""
+        own, self.generation_config = self.generation_config, savable(self.generation_config)
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            self.generation_config = own
 
     @can_return_tuple
     def forward(
