@@ -22,6 +22,8 @@ from tape.model.checkpoint import check_length, identified, load
 from tape.model.generation import end_tokens
 from tape.model.modeling import TapeForCausalLM
 
+# Some tokenizers would remove spaces, as in "it 's", which make other words for the scores.
+AS_WRITTEN = {"clean_up_tokenization_spaces": False}
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,8 @@ def answers(
     texts = {}
     for question, tokens in zip(batch.questions, written, strict=True):
         tokens = tokens[:-1] if tokens[-1] == ends[0] else tokens[: batch.new_tokens - 1]
-        texts[question.cell[0]] = tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        text = tokenizer.decode(tokens, skip_special_tokens=True, **AS_WRITTEN)
+        texts[question.cell[0]] = text.strip()
     return texts
 
 

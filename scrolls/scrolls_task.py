@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 from transformers import TrainingArguments
 
 from scrolls.examples import BUDGETS, TRAINED_FOR, Examples, Prompts, ScrollsData, tokenize_split
-from scrolls.generate import answers, plan
+from scrolls.generate import AS_WRITTEN, answers, plan
 from scrolls.metrics import SCORE, results
 from scrolls.tasks import TASKS
 from tape.core.files import write_text
@@ -101,7 +101,8 @@ class ScrollsTask(Task):
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
         golds, examples = defaultdict(list), self.validation
         for row, id_ in enumerate(examples.ids):
-            golds[id_].append(self.tokenizer.decode(examples.tokens("answer", row)).strip())
+            gold = self.tokenizer.decode(examples.tokens("answer", row), **AS_WRITTEN)
+            golds[id_].append(gold.strip())
         rows = examples.questions_spread(self.samples)
         given: dict[str, str] = {}
         for batch in plan(examples, rows, BATCH * self.prompts.budget.length):

@@ -436,9 +436,7 @@ def test_settings_of_generation_that_a_call_asks_for_have_effect(base, tmp_path,
             model.generation_config = GenerationConfig(eos_token_id=0)
         torch.manual_seed(0)
         with torch.no_grad():
-            found.append(
-                model.generate(prompt, max_new_tokens=12, pad_token_id=1, **asked).tolist()
-            )
+            found.append(model.generate(prompt, **how).tolist())
     assert found[0] == found[1] != found[2]
 
 

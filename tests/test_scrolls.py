@@ -17,7 +17,7 @@ import yaml
 from commands import ROOT, tape
 from conftest import composed, make_model, refuses
 from scrolls_data import write_rows, write_task
-from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, processors
 from trained import losses
 from transformers import PreTrainedTokenizerFast
 
@@ -55,6 +55,19 @@ def rows_of(folder, task, split="train"):
 def examples_of(folder, task="qasper", split="train", budget=(60, 8), bos=False):
     prompts = Prompts(byte_tokenizer(bos=bos), TASKS[task], Budget(*budget))
     return tokenize_split(prompts, split, folder, folder / "cache")
+
+
+def test_answers_keep_the_spaces_of_their_words(monkeypatch):
+    """A tokenizer of words may be set to write "it's" for "it 's", which is another word."""
+    words = {"</s>": 0, "it": 1, "'s": 2, ".": 3}
+    made = Tokenizer(models.WordLevel(words))
+    how = {"eos_token": "</s>", "clean_up_tokenization_spaces": True}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **how)
+    assert tokenizer.decode([1, 2]) == "it's"
+    monkeypatch.setattr(entry, "greedy", lambda *given: [[1, 2, 3, 0]])
+    batch = Batch([Question(("a",), [1], None, 1, 9)], 9, 10)
+    model = make_model("rope")
+    assert answers(model, tokenizer, batch) == {"a": "it 's ."}
 
 
 def test_rows_of_official_files(tmp_path):
