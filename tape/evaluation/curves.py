@@ -241,7 +241,8 @@ def title_of(convention: str, stride: Any, counts: dict[int, int]) -> str:
 
 def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     """What context is worth to a model: the mean loss of tokens with 2 to 7 tokens before them
-    minus that of the last half of the trained length, in the longest windows, as a row. None below
+    minus that of the bins within the last half of the trained length (all of it for powers of two:
+    else the bins at its borders are left out), in the longest windows, as a row. None below
     16 tokens, where both would be the same, and if fewer than MIN_WINDOWS windows score these
     tokens: under `sliding`, only the first window scores those at its beginning. `rows` are those
     of `read_evaluation`."""
