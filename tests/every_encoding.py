@@ -63,6 +63,7 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
     "mixed": mixture("rope", "nope"),
     "mixed_tape": mixture({"name": "tape", "window": 4}, {"name": "rope", "theta": 50.0}, "tape"),
+    "mixed_2026": mixture("pko", "imaginary", {"name": "scale_invariant", "window": 4}),
     "mixed_read": mixture("fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}),
     "carope": {"name": "carope", "theta": 50.0},
     "tapa": {"name": "tapa", "alpha": 0.3, "share": 0.4},

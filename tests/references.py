@@ -213,7 +213,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
         rotary = ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "fope", "rope_gain", "pko")
-        rotary += ("scale_invariant",)
+        rotary += ("scale_invariant", "imaginary")
+        heads = 2 * H if name == "imaginary" else H
         rotary = name in rotary or name in parts.STATES
         if layer in updated:
             e = moved
@@ -254,6 +255,9 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             if rotary:
                 q[t] = [rotate(q[t][h], e[t][h * K // H]) for h in range(H)]
                 k[t] = [rotate(k[t][g], e[t][g]) for g in range(K)]
+            if name == "imaginary":  # and the query turned by -pi / 2
+                back = torch.tensor([[0.0, -1.0]] * (D // 2), dtype=x[t].dtype)
+                q[t] = [each for head in q[t] for each in (head, rotate(head, back))]
             if name == "xpos":
                 zeta = [(2 * f + 0.4 * D) / (1.4 * D) for f in range(D // 2)] * 2
                 power = (p[t] - config.position["centre"]) / config.position["scale_base"]
@@ -274,7 +278,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         next_x, next_e = [], []
 
         def products(i, j, q=q, k=k, maps=maps, name=name, config=config):
-            pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
+            pairs = [(head, k[j][h * K // len(q[i])]) for h, head in enumerate(q[i])]
             if name == "extended":
                 inverse, magnitude = frequencies(config)
                 phase = parts.trained_distance(config.position, p[i], p[j]) * inverse
@@ -299,8 +303,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             outputs, averages = [], []
             seen = range(max(0, i + 1 - (config.sliding_window or T)), i + 1)
             scores_of = [products(i, j) for j in seen]
-            for h in range(H):
-                g = h * K // H
+            for h in range(heads):
+                g = h * K // heads
                 of_head = [q[t][h] for t in range(T)], [k[t][g] for t in range(T)]
                 scores = [
                     both[h]

@@ -202,6 +202,7 @@ DEFAULTS = {
     "fope": {"length": 64, "gain": 0.3},
     "pko": {},
     "scale_invariant": {"tau": 10.0},
+    "imaginary": {},
 }
 
 

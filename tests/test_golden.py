@@ -53,6 +53,17 @@ def test_scale_invariant():
     torch.testing.assert_close(found.diagonal(), torch.tensor([1.0, 3, 1, 1]).double())
 
 
+def test_imaginary():
+    """(1 + 2i) times the conjugate of 3 + 4i is 11 + 2i, which one token turns by one radian."""
+    encoding = build(make_config("imaginary", hidden_size=2, num_attention_heads=1))
+    q, k = (torch.tensor(x).double().expand(1, 1, 2, 2) for x in ((1, 2), (3, 4)))
+    q, k, _ = build_layer(encoding, 0).prepare(q, k, tokens_of(encoding, 2))
+    cosine, sine = math.cos(1), math.sin(1)
+    real, imaginary = (q[0] @ k[0].mT)[:, 1]
+    torch.testing.assert_close(real, torch.tensor([11 * cosine - 2 * sine, 11]).double())
+    torch.testing.assert_close(imaginary, torch.tensor([11 * sine + 2 * cosine, 2]).double())
+
+
 def test_exclusive_attention():
     """Of (3, 4) the part along (1, 1) is (3.5, 3.5), of (5, 0) along (0, 2) none, and of (2, 1)
     along a value of zeros none; one key/value head has two query heads."""

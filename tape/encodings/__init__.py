@@ -23,6 +23,7 @@ from tape.encodings.fox import FoX
 from tape.encodings.gain import RoPEGain
 from tape.encodings.grape_ap import GrapeAP
 from tape.encodings.grape_m import GrapeM
+from tape.encodings.imaginary import Imaginary
 from tape.encodings.mixed import Entry, Mixed, bare, checked
 from tape.encodings.path import PaTH
 from tape.encodings.pko import PartialKeyOffset
@@ -80,6 +81,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "bam": BAM,
     "pko": PartialKeyOffset,
     "scale_invariant": ScaleInvariant,
+    "imaginary": Imaginary,
 }
 # Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}

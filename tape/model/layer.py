@@ -54,8 +54,10 @@ class Attention(nn.Module):
     those of the values.
     """
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: TapeConfig, copies: int):
+        """The encoding makes `copies` query heads of each."""
         super().__init__()
+        heads = copies * config.num_attention_heads
         self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         self.query_temperature, self.qk_norm = config.query_temperature, config.qk_norm
@@ -67,14 +69,15 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=biased)
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=biased)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=biased)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(copies * queries, config.hidden_size, bias=config.attention_bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-        self.sink = AttentionSink(config.num_attention_heads) if config.attention_sink else None
+        self.sink = AttentionSink(heads) if config.attention_sink else None
         scalable, gated = config.scalable_softmax, config.gated_attention
-        self.softmax = ScalableSoftmax(config.num_attention_heads, scalable) if scalable else None
-        self.output_gate = WideLinear(config.hidden_size, queries, bias=False) if gated else None
+        self.softmax = ScalableSoftmax(heads, scalable) if scalable else None
+        widths = config.hidden_size, copies * queries
+        self.output_gate = WideLinear(*widths, bias=False) if gated else None
 
     def forward(
         self,
@@ -152,7 +155,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: TapeConfig, number: int, context: LayerPosition):
         super().__init__()
         self.number = number
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, context.copies)
         self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -171,12 +171,14 @@ class LayerPosition(PositionModule):
             transformers' `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
             count. A cache keeps the keys of all tokens.
         needs_lse: whether `finish` is called.
+        copies: how many query heads `prepare` makes of each, next to each other.
     """
 
     entry: int = 0
     extras_width: int = 0
     window: int | None = None
     needs_lse: bool = False
+    copies: int = 1
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
         """Returns queries and keys of the new tokens as they enter the scores, and extras."""
