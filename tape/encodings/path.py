@@ -1,6 +1,6 @@
 """PaTH: scores through products of maps of the text (Yang et al. 2025, arXiv 2505.16381)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +8,17 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from tape.encodings.fox import ForgetLayer, Forgetting
-from tape.positions.base import LayerPosition, PositionEncoding, Prepared, Tokens, WideLinear
+from tape.positions.base import (
+    LayerPosition,
+    PositionEncoding,
+    Prepared,
+    Tokens,
+    WideLinear,
+    without_autocast,
+)
 from tape.positions.convolution import Convolution
-from tape.positions.pairs import PairLayer
-from tape.positions.scores import SCORE_BACKENDS
+from tape.positions.pairs import PairBias, PairLayer
+from tape.positions.scores import SCORE_BACKENDS, ScoreBias
 
 CHUNK = 64  # tokens whose maps are multiplied out in one triangular solve
 
@@ -30,7 +37,8 @@ class Chunks(NamedTuple):
     @classmethod
     def of(cls, k: Tensor, w: Tensor, beta: Tensor) -> "Chunks":
         """Takes keys and w of (B, K, T, D), and beta (B, K, T, 1)."""
-        k, w, beta = (in_chunks(x)[:, :, None] for x in (k, w, beta))
+        L = min(CHUNK, k.shape[2])
+        k, w, beta = (in_chunks(x, L)[:, :, None] for x in (k, w, beta))
         eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
         T = torch.linalg.solve_triangular(
             eye + beta * (w @ w.mT).tril(-1), beta * eye, upper=False, unitriangular=True
@@ -40,35 +48,40 @@ class Chunks(NamedTuple):
         return cls(w, applied, along, k - along.mT @ w, identity - w.mT @ applied)
 
 
-def in_chunks(x: Tensor) -> Tensor:
+def in_chunks(x: Tensor, L: int) -> Tensor:
     """(.., T, D) -> (.., n, L, D), with zeros at the end."""
-    L = min(CHUNK, x.shape[-2])
     x = x.contiguous()  # torch.compile takes padding by none for a contiguous copy
     return F.pad(x, (0, 0, 0, -x.shape[-2] % L)).unflatten(-2, (-1, L))
 
 
-def within(q: Tensor, k: Tensor, text: Chunks, onward: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns q_i' H_i .. H_(j+1) k_j for queries (B, K, G, T, D) and keys of the same tokens; and
-    `onward`, the queries times H_i .. H_first."""
-    T = q.shape[3]
-    q, k = in_chunks(q), in_chunks(k)[:, :, None]
-    n, L = q.shape[3:5]
-    qw = (q @ text.w.mT).tril()
-    near, back = q @ k.mT - qw @ text.along, q - qw @ text.applied
+def within(
+    q: Tensor, k: Tensor, text: Chunks, onward: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Returns q_i' H_i .. H_(j+1) k_j (B, K, G, T, S) for queries (B, K, G, T, D), which are the
+    last of a text and begin with a chunk, and its keys (B, K, S, D); and `onward`, the queries
+    times H_i .. H_first."""
+    T, S, L = q.shape[3], k.shape[2], text.w.shape[-2]
+    q, k = in_chunks(q, L), in_chunks(k, L)[:, :, None]
+    own = (n := k.shape[3]) - q.shape[3]  # the first chunk of the queries
+    w, applied, along = (x[:, :, :, own:] for x in (text.w, text.applied, text.along))
+    qw = (q @ w.mT).tril()
+    near, back = q @ k[:, :, :, own:].mT - qw @ along, q - qw @ applied
     rows, columns = q[..., 0, :0, :], []  # queries after a chunk, times the maps back to its end
     for b in reversed(range(n)):
-        column = torch.cat((near[..., b, :, :], rows @ text.keys[..., b, :, :].mT), dim=-2)
-        columns.insert(0, F.pad(column, (0, 0, b * L, 0)))
-        if b or onward:
-            rows = torch.cat((back[..., b, :, :], rows @ text.whole[..., b, :, :]), dim=-2)
-    return torch.cat(columns, dim=-1)[..., :T, :T], rows[..., :T, :] if onward else None
+        column, later = rows @ text.keys[..., b, :, :].mT, rows @ text.whole[..., b, :, :]
+        if b >= own:
+            column = torch.cat((near[..., b - own, :, :], column), dim=-2)
+            later = torch.cat((back[..., b - own, :, :], later), dim=-2)
+        columns.insert(0, F.pad(column, (0, 0, max(0, b - own) * L, 0)))
+        rows = later
+    return torch.cat(columns, dim=-1)[..., :T, :S], rows[..., :T, :] if onward else None
 
 
 def before(rows: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     """Returns rows' H_last .. H_(j+1) k_j for all keys (B, K, S, D) of a text before the rows
     (B, K, G, T, D). Each chunk takes c W off the rows, for the c of a triangular system."""
     length = k.shape[2]
-    k, w, beta = (in_chunks(x)[:, :, None] for x in (k, w, beta))
+    k, w, beta = (in_chunks(x, min(CHUNK, length))[:, :, None] for x in (k, w, beta))
     maps = (w @ w.mT).tril(-1) * beta.mT
     every = []
     for b in reversed(range(w.shape[3])):
@@ -81,6 +94,37 @@ def before(rows: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     rows, c = (torch.stack(x, dim=3) for x in zip(*every, strict=True))
     scores = rows @ k.mT - c @ (w @ k.mT).tril(-1)  # (B, K, G, n, T, L)
     return scores.transpose(3, 4).flatten(4)[..., :length]
+
+
+class PathScores(PairBias):
+    """Scores of a text that is read at once, whose maps are multiplied out once for all blocks of
+    queries.
+
+    Attributes:
+        text: the chunks.
+        first: the slot of the first key.
+    """
+
+    def __init__(self, *given: Any, text: Chunks, first: int = 0):
+        super().__init__(*given)
+        self.text, self.first = text, first
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(self.q.device.type, enabled=False):
+            q, k = (x.to(self.text.w.dtype) for x in (self.q, self.k))
+            scores, _ = within(self.layer.scaled(q, k), k, self.text)
+        return scores.flatten(1, 2)[..., self.first % CHUNK :].to(dtype)
+
+    def rows(self, queries: slice, keys: slice) -> ScoreBias:
+        if queries.start % CHUNK or keys.stop != queries.stop:
+            whole = PairBias(self.layer, self.q, self.k, self.extras, self.tokens)
+            return whole.rows(queries, keys)
+        begun = keys.start // CHUNK
+        chunks = slice(begun, -(-keys.stop // CHUNK))
+        text = Chunks(*(x[:, :, :, chunks] for x in self.text))
+        k = self.k[:, :, begun * CHUNK : keys.stop]
+        given = self.q[:, :, queries], k, None, self.tokens.rows(queries, keys)
+        return type(self)(self.layer, *given, text=text, first=keys.start)
 
 
 class PathLayer(PairLayer):
@@ -105,15 +149,30 @@ class PathLayer(PairLayer):
         kept = (part.to(k_BKTD.dtype) for part in (w, tokens.without_padding(beta), low))
         return q_BHTD, k_BKTD, torch.cat([*kept], dim=-1)
 
-    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> Tensor:
-        (T, D), (K, S) = q_BHTD.shape[2:], k_BKSD.shape[1:3]
-        q, k = q_BHTD.unflatten(1, (K, -1)) * D**-0.5, k_BKSD
-        w, beta = extras[..., : D + 1].to(q.dtype).split((D, 1), dim=-1)
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
+        given = self, q_BHTD, k_BKSD, extras, tokens
+        if q_BHTD.shape[2] != k_BKSD.shape[2]:
+            return PairBias(*given)
+        with without_autocast(q_BHTD):
+            k = k_BKSD.to(torch.promote_types(k_BKSD.dtype, torch.float32))
+            return PathScores(*given, text=Chunks.of(k, *self.maps(k, extras)))
+
+    def maps(self, k_BKSD: Tensor, extras: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns w (B, K, S, D) and beta (B, K, S, 1) in the dtype of the keys."""
+        D = k_BKSD.shape[-1]
+        w, beta = extras[..., : D + 1].to(k_BKSD.dtype).split((D, 1), dim=-1)
         if extras.element_size() < 4:  # rounding would let products grow
             w = F.normalize(w, dim=-1)
-        if T == S:
-            scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
-            return scores.flatten(1, 2)
+        return w, beta
+
+    def scaled(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Tensor:
+        """Returns the queries of each key, (B, K, G, T, D), by 1 / sqrt(D)."""
+        return q_BHTD.unflatten(1, (k_BKSD.shape[1], -1)) * q_BHTD.shape[-1] ** -0.5
+
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> Tensor:
+        """Of new tokens after cached ones."""
+        q, k, S = self.scaled(q_BHTD, k_BKSD), k_BKSD, k_BKSD.shape[2]
+        w, beta = self.maps(k, extras)
         new = [x.index_select(2, tokens.slots) for x in (k, w, beta)]
         near, rows = within(q, new[0], Chunks.of(*new), onward=True)
         past = torch.arange(S, device=q.device)[:, None] < tokens.slots[0]
