@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tape.attention import blockwise, masks
 from tape.attention.backends import eager, sdpa
 from tape.attention.payload import Request, Values
+from tape.encodings import path
 from tape.encodings.bias import SlopeBias
 from tape.positions.base import Positions
 
@@ -24,10 +25,11 @@ HOLES[8:, :5] = False
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Makes several blocks and tiles of short texts."""
+    """Makes several blocks, tiles and chunks of short texts."""
     monkeypatch.setattr(masks, "SHORT", 2)
     monkeypatch.setattr(blockwise, "BLOCK", 6)
     monkeypatch.setattr(blockwise, "TILE", 4)
+    monkeypatch.setattr(path, "CHUNK", 3)
 
 
 def results(model):
