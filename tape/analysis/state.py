@@ -213,24 +213,34 @@ def more(found: pd.DataFrame) -> pd.DataFrame:
     return losses.join(own, on=["model", "length"]).eval("more = value - own")
 
 
-def markdown(frame: pd.DataFrame) -> str:
-    """Tabulates, over the models of a row, the state by layer and the loss by intervention."""
+def state_by_layer(frame: pd.DataFrame) -> str:
+    """Tabulates magnitudes and phases over the models of a row."""
     lines = [["model", "layer", "seeds", r"\|e\|", "phase at distance 1", "at the trained length"]]
-    of_layers = frame[frame["measure"].isin(["magnitude", "phase"])]
-    for (name, layer), group in of_layers.groupby(["row", "layer"], sort=False):
-        size, phase = (group[group["measure"] == each] for each in ("magnitude", "phase"))
+    measured = frame[frame["measure"].isin(["magnitude", "phase"])]
+    for (name, layer), group in measured.groupby(["row", "layer"], sort=False):
+        magnitude, phase = (group[group["measure"] == x] for x in ("magnitude", "phase"))
         near, far = (phase[phase["distance"] == d] for d in (1, phase["trained"]))
-        cells = [over_seeds(x["value"].tolist(), 3) for x in (size, near, far)]
-        lines.append([name, int(layer), len(size), *cells])
+        cells = [over_seeds(rows["value"].tolist(), 3) for rows in (magnitude, near, far)]
+        lines.append([name, int(layer), len(magnitude), *cells])
+    return markdown_table(lines)
+
+
+def loss_by_intervention(frame: pd.DataFrame) -> str:
+    """Tabulates losses over the models of a row."""
     losses = more(frame)
     lengths = sorted(losses["length"].unique())
-    changed = [["model", "state", "seeds", *(f"loss, {length:,}" for length in lengths)]]
+    lines = [["model", "state", "seeds", *(f"loss, {length:,}" for length in lengths)]]
     for (name, change), group in losses.groupby(["row", "change"], sort=False):
         label, column = ("as trained", "value") if change == NONE else (change, "more")
-        of = [group.loc[group["length"] == length, column].tolist() for length in lengths]
-        changed.append([name, label, max(map(len, of)), *(over_seeds(x, 4) for x in of)])
+        by_length = [group.loc[group["length"] == length, column].tolist() for length in lengths]
+        seeds, cells = max(map(len, by_length)), [over_seeds(x, 4) for x in by_length]
+        lines.append([name, label, seeds, *cells])
+    return markdown_table(lines)
+
+
+def markdown(frame: pd.DataFrame) -> str:
     note = NOTE.format(looked=int(frame["looked"].max()))
-    return "\n\n".join([markdown_table(lines), markdown_table(changed), note])
+    return "\n\n".join([state_by_layer(frame), loss_by_intervention(frame), note])
 
 
 def curves(frame: pd.DataFrame, label: str, measure: str) -> Figure:

@@ -43,7 +43,7 @@ NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
 OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-\d{5}\.json\.gz")
 # Names that file systems use for a content hash.
 CONTENT_HASHES = ("blob_id", "ETag", "etag", "md5Hash", "content_md5")
-EDGE = 2**16  # bytes at each end that identify a shard without one: gzip's last are a checksum
+EDGE = 2**16  # bytes at each end that identify a shard without a version; gzip ends in a checksum
 SAMPLED = 8  # shards that the tokenizer's training documents come from
 LARGEST_WINDOW = 2**20  # blocks, all in memory
 log = logging.getLogger(__name__)
@@ -107,14 +107,17 @@ class C4Corpus(Corpus):
         self.tokenizer_documents = tokenizer_documents
 
         folder = root if dir is None else str(check_path("data.dir", dir).absolute())
-        there = list_shards(folder)
-        asked = {"train": shards or 0, "validation": validation_shards}
-        for split, wanted in asked.items():
-            if wanted > (found := len(there[split])):
-                setting = "shards" if split == "train" else "validation_shards"
-                raise ValueError(f"data.{setting}={wanted} but {folder} has {found} {split} shards")
-        self.train = self._shuffled(there["train"], "choice")[:shards]
-        self.held_out = there["validation"][:validation_shards]
+        available = list_shards(folder)
+        for split, setting, needed in (
+            ("train", "shards", shards or 0),
+            ("validation", "validation_shards", validation_shards),
+        ):
+            if needed > (existing := len(available[split])):
+                raise ValueError(
+                    f"data.{setting}={needed} but {folder} has {existing} {split} shards"
+                )
+        self.train = self._shuffled(available["train"], "choice")[:shards]
+        self.held_out = available["validation"][:validation_shards]
 
     def documents(self, split: Split) -> Iterator[str]:
         shards, most = self.train, None

@@ -21,6 +21,8 @@ SHORT = 8  # words; a shorter paragraph must end as a sentence does, which headi
 PROSE = r"[A-Za-z ,.;:?!'\"\u2018\u2019\u201c\u201d\u2014-]"
 LEAST = 0.9  # share of these characters in prose; code and tables have fewer
 END = "\u2029"  # Unicode's paragraph separator
+# How R's serialization begins a string (CHARSXP) that is marked as ASCII; its length follows.
+STRING = b"\0\4\0\t"
 BLOCKS = ("p", "li", "dd", "dt", "div", "section", "blockquote", "br", "h1", "h2", "h3", "h4")
 NO_PROSE = (
     "//pre|//table|//nav|//script|//style|//head|//form|//button|//header|//footer|//dt"
@@ -93,17 +95,19 @@ def of_sword(files: Files) -> Iterator[Document]:
 
 def of_rdata(files: Files) -> Iterator[Document]:
     """An object of R's lazy-load database is a document: a vector of lines, compressed by zlib
-    after four bytes. Strings follow a header of their type and their length."""
+    after four bytes. Each line follows a header of eight bytes: STRING and its length."""
     for name, content in files.items():
         number = 0
         while content:
+            number += 1
             stream = zlib.decompressobj()
             data, content = stream.decompress(content[4:]), stream.unused_data
-            lines, place, number = [], data.find(b"\0\4\0\t"), number + 1
-            while place >= 0:
-                end = place + 8 + int.from_bytes(data[place + 4 : place + 8], "big")
-                lines.append(decoded(data[place + 8 : end]))
-                place = data.find(b"\0\4\0\t", end)
+            lines, header = [], data.find(STRING)
+            while header >= 0:
+                begin = header + 8
+                end = begin + int.from_bytes(data[header + 4 : begin], "big")
+                lines.append(decoded(data[begin:end]))
+                header = data.find(STRING, end)
             yield f"{name}/{number}", "\n".join(lines).split("\n\n")
 
 

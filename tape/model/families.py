@@ -171,7 +171,6 @@ def write(
 ) -> PreTrainedConfig:
     """Returns the configuration of a family for ours, whose layers are `rotated` and have
     `windows`; `read` says what of it the family could not express."""
-    length = len(rotated)
     fields = {name: getattr(config, name) for name in (*SHARED, *BIASES, "head_dim")}
     fields |= {"rope_parameters": dict(rope), "architectures": None}
     kinds = [FULL if window is None else SLIDING for window in windows]
@@ -180,14 +179,14 @@ def write(
         fields["sliding_window"] = window
     elif family != "llama":
         fields |= {"sliding_window": window, "use_sliding_window": window is not None}
-        fields |= {"layer_types": kinds, "max_window_layers": length}
+        fields |= {"layer_types": kinds, "max_window_layers": len(windows)}
     if family == "smollm3":
-        fields["no_rope_layers"] = [int(has) for has in rotated]
+        fields["no_rope_layers"] = [int(is_rotated) for is_rotated in rotated]
     cls = CONFIG_MAPPING[family]
     known = {*cls.__dataclass_fields__}
-    found = cls(**{name: x for name, x in fields.items() if name in known})
-    found.architectures = [cls.__name__.removesuffix("Config") + "ForCausalLM"]
-    return found
+    written = cls(**{name: value for name, value in fields.items() if name in known})
+    written.architectures = [cls.__name__.removesuffix("Config") + "ForCausalLM"]
+    return written
 
 
 @torch.no_grad()

@@ -212,7 +212,7 @@ class LanguageModelTrainer(Trainer):
             self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
             (work / "training_args.bin").unlink(missing_ok=True)  # an unneeded pickle
-            (folder / TRAINED).unlink(missing_ok=True)  # it belongs to the weights before
+            (folder / TRAINED).unlink(missing_ok=True)  # it describes the weights replaced here
             for path in work.iterdir():
                 path.replace(folder / path.name)
             work.rmdir()
