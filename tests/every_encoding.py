@@ -66,6 +66,8 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "mixed_2026": mixture("pko", "imaginary", {"name": "scale_invariant", "window": 4}),
     "mixed_read": mixture("fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}),
     "carope": {"name": "carope", "theta": 50.0},
+    "carope_values": {"name": "carope", "theta": 50.0, "values": True},
+    "selective_values": {"name": "selective", "rank": 3, "theta": 50.0, "values": True},
     "tapa": {"name": "tapa", "alpha": 0.3, "share": 0.4},
     "fope": {"name": "fope", "theta": 50.0, "length": 64},
     "scale_invariant": {"name": "scale_invariant", "tau": 2.0},

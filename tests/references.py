@@ -225,7 +225,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         def norm(name, value, at=at, epsilon=config.rms_norm_eps):
             return rms_norm(value, weights[at + name + ".weight"], epsilon)
 
-        q, k, v, read, maps, own = [], [], [], [], [], []
+        q, k, v, read, maps, own, sent = [], [], [], [], [], [], []
         for t in range(T):
             y = norm("input_layernorm", x[t])
             read.append(y)
@@ -242,6 +242,9 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 ]
             if name in parts.STATES:
                 e[t] = parts.STATES[name](weights, config, layer, read, p[t])
+            sent.append(v[t])
+            if config.position.get("values"):  # to the frame of the key
+                sent[t] = [rotate(*both) for both in zip(v[t], e[t], strict=True)]
             if name == "rope_gain":
                 e[t] = e[t] * parts.gain_of(weights, layer, y)[:, None, None]
             if name == "fope":
@@ -325,7 +328,9 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 if name == "stick_breaking":
                     alpha = parts.stick_shares(scores)
                 shares = [*zip(alpha, seen, strict=False)]
-                mean, value = sum(share * v[j][g] for share, j in shares), v[i][g]
+                mean, value = sum(share * sent[j][g] for share, j in shares), v[i][g]
+                if config.position.get("values"):  # and back at the query
+                    mean = rotate(mean, e[i][g] * torch.tensor([1, -1]))
                 if config.exclusive_attention:
                     mean = mean - (mean @ value) / (value @ value) * value
                 outputs.append(mean)

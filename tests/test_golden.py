@@ -8,6 +8,7 @@ from conftest import make_config
 from tape.encodings import build, build_layer
 from tape.model.options import exclusive
 from tape.positions.base import Positions, Tokens
+from tape.positions.rotary import turned, waves
 
 
 def tokens_of(encoding, T, **given):
@@ -62,6 +63,18 @@ def test_imaginary():
     real, imaginary = (q[0] @ k[0].mT)[:, 1]
     torch.testing.assert_close(real, torch.tensor([11 * cosine - 2 * sine, 11]).double())
     torch.testing.assert_close(imaginary, torch.tensor([11 * sine + 2 * cosine, 2]).double())
+
+
+def test_values_that_turn():
+    """Turned by 0.3 and 0.9 radians and averaged with weights of 1/4 and 3/4, values of 1 and 2i
+    are, at a query that is turned by 0.9, e^(-0.6 i) / 4 + 3/2 i."""
+    phases = torch.tensor([0.3, 0.9], dtype=torch.float64)[None, None, :, None]
+    values = torch.tensor([[1.0, 0], [0, 2]], dtype=torch.float64)[None, None]
+    sent = turned(values, waves(phases))
+    average = (sent * torch.tensor([0.25, 0.75])[:, None]).sum(2, keepdim=True)
+    found = turned(average, waves(phases[:, :, 1:]), back=True).flatten()
+    expected = math.cos(0.6) / 4, 1.5 - math.sin(0.6) / 4
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_exclusive_attention():

@@ -15,8 +15,8 @@ from tape.positions.sums import SummedRotaryLayer, before_softplus
 class ContextRotaryLayer(SummedRotaryLayer):
     decays = ("frequency",)
 
-    def __init__(self, config: PretrainedConfig, theta: float):
-        super().__init__(config)
+    def __init__(self, config: PretrainedConfig, theta: float, values: bool):
+        super().__init__(config, values)
         self.ratio = theta ** (2 / config.head_dim)  # of a frequency and the next
         self.frequency = WideLinear(config.hidden_size, config.num_key_value_heads)
 
@@ -41,6 +41,7 @@ class CARoPE(PositionEncoding):
     above = {"theta": 1}
 
     theta: float | None = None  # base of the first frequencies; by default the configuration's
+    values: bool = False  # whether values turn, too (Godavarti 2026, arXiv 2606.24975)
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -49,4 +50,4 @@ class CARoPE(PositionEncoding):
         return super().configure(config, arguments | {"theta": theta})
 
     def layer(self, layer_idx: int) -> LayerPosition:
-        return ContextRotaryLayer(self.config, self.theta)
+        return ContextRotaryLayer(self.config, self.theta, self.values)

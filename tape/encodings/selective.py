@@ -14,8 +14,10 @@ from tape.positions.sums import SummedRotaryLayer
 class SelectiveLayer(SummedRotaryLayer):
     """Keeps, besides the phases, the input of the convolution, W1 x."""
 
-    def __init__(self, config: PretrainedConfig, rank: int, kernel: int, theta: float):
-        super().__init__(config)
+    def __init__(
+        self, config: PretrainedConfig, rank: int, kernel: int, theta: float, values: bool
+    ):
+        super().__init__(config, values)
         self.num_heads, self.theta = config.num_attention_heads, theta
         channels = config.num_key_value_heads * self.frequencies
         self.convolution = Convolution(config.hidden_size, rank, channels, kernel)
@@ -26,8 +28,8 @@ class SelectiveLayer(SummedRotaryLayer):
         steps, low = self.convolution(x_BTC, k_BKTD, tokens)
         steps = steps.unflatten(-1, (-1, self.frequencies)).transpose(1, 2)  # (B, K, T, F)
         steps = steps * frequencies_of(self.theta, self.frequencies, steps)
-        q_BHTD, k_BKTD, kept = self.rotate_by_sums(q_BHTD, k_BKTD, steps, tokens)
-        return q_BHTD, k_BKTD, torch.cat((kept, low), dim=-1)
+        q_BHTD, k_BKTD, kept, *e = self.rotate_by_sums(q_BHTD, k_BKTD, steps, tokens)
+        return q_BHTD, k_BKTD, torch.cat((kept, low), dim=-1), *e
 
 
 class SelectiveRoPE(PositionEncoding):
@@ -40,6 +42,7 @@ class SelectiveRoPE(PositionEncoding):
     rank: int = 16  # of W2 W1
     kernel: int = 4  # tokens that the convolution reads
     theta: float = 500_000.0  # base of the frequencies
+    values: bool = False  # whether values turn, too (Godavarti 2026, arXiv 2606.24975)
 
     def layer(self, layer_idx: int) -> LayerPosition:
-        return SelectiveLayer(self.config, self.rank, self.kernel, self.theta)
+        return SelectiveLayer(self.config, self.rank, self.kernel, self.theta, self.values)

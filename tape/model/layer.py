@@ -24,6 +24,7 @@ from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
 from tape.model.options import AttentionSink, ScalableSoftmax, exclusive, warmed
 from tape.positions.base import LayerPosition, WideLinear
+from tape.positions.rotary import turned
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -103,10 +104,11 @@ class Attention(nn.Module):
         if cache is not None and encoding.extras_width:
             past = cached_extras(*place, self.head_dim, encoding.extras_width)
         tokens = tokens._replace(x=x_BTC, e=e, past=past)
-        q, k, extras = encoding.prepare(q, k, tokens)
+        q, k, extras, *e_of_values = encoding.prepare(q, k, tokens)
         if self.query_temperature is not None:
             q = warmed(q, tokens.positions.query, **self.query_temperature)
-        values = Values(v, None if inputs.final else encoding.payload(e, v.dtype))
+        sent = turned(v, *e_of_values) if e_of_values else v
+        values = Values(sent, None if inputs.final else encoding.payload(e, v.dtype))
         if cache is not None:
             k, extras, values = stored(*place, k, extras, values)
         bias = encoding.bias(q, k, extras, tokens)
@@ -123,6 +125,8 @@ class Attention(nn.Module):
         if self.sink is not None:
             averages = [None if x is None else self.sink(x, lse) for x in averages]
         attended, attended_e, weights = averages
+        if e_of_values:
+            attended = turned(attended, *e_of_values, back=True)
         if self.exclusive:
             attended = exclusive(attended, v)
         attended = attended.transpose(1, 2).flatten(2)

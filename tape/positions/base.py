@@ -152,8 +152,9 @@ class Tokens(NamedTuple):
         return x_BKTN if self.real is None else x_BKTN * self.real[:, None, self.slots, None]
 
 
-# Queries, keys and the keys' extras (B, K, T, M), None if `extras_width` is 0.
-Prepared = tuple[Tensor, Tensor, Tensor | None]
+# Queries, keys and the keys' extras (B, K, T, M), None if `extras_width` is 0; where values turn
+# too, then the rotations of the tokens, (B|1, K|1, T, 2, F).
+Prepared = tuple[Tensor, Tensor, Tensor | None] | tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class LayerPosition(PositionModule):
@@ -181,7 +182,8 @@ class LayerPosition(PositionModule):
     copies: int = 1
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        """Returns queries and keys of the new tokens as they enter the scores, and extras."""
+        """Returns queries and keys of the new tokens as they enter the scores, and extras. With the
+        rotations that may follow, values turn, too, and their averages turn back at the query."""
         return q_BHTD, k_BKTD, None
 
     def bias(

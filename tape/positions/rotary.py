@@ -92,15 +92,19 @@ class _ApplyRotary(torch.autograd.Function):
         return grad_x, grad_e.sum_to_size(e.shape)
 
 
+def turned(x_BHTD: Tensor, e: Tensor, back: bool = False) -> Tensor:
+    """Rotates heads by the state (B|1, K|1, T, 2, F) of their key/value heads, or back."""
+    e, (H, K) = e.to(x_BHTD.dtype), (x_BHTD.shape[1], e.shape[1])
+    if back:
+        e = torch.stack((e[..., 0, :], -e[..., 1, :]), dim=-2)
+    return apply_rotary(x_BHTD, e if K in (1, H) else e.repeat_interleave(H // K, dim=1))
+
+
 class RotaryLayer(LayerPosition):
     """Rotates queries and keys by the state, (B|1, K|1, T, 2, F); subclasses replace `tokens.e`."""
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        e = tokens.e.to(q_BHTD.dtype)
-        per_query, (H, K) = e, (q_BHTD.shape[1], k_BKTD.shape[1])
-        if e.shape[1] == K < H:  # for the query heads of each key/value head
-            per_query = e.repeat_interleave(H // K, dim=1)
-        return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e), None
+        return turned(q_BHTD, tokens.e), turned(k_BKTD, tokens.e), None
 
 
 class RoPE(PositionEncoding):

@@ -51,8 +51,10 @@ class SummedRotaryLayer(RotaryLayer):
     """Keeps for each token its phases modulo 2 pi, which later ones are added to, as the first
     extras of its keys."""
 
-    def __init__(self, config: PretrainedConfig):
+    def __init__(self, config: PretrainedConfig, values: bool):
+        """With `values`, these turn, too."""
         super().__init__()
+        self.values = values
         if config.head_dim % 2:
             name = config.position["name"]
             raise ValueError(f"position {name}: head_dim={config.head_dim} must be even")
@@ -65,5 +67,6 @@ class SummedRotaryLayer(RotaryLayer):
         """Rotates queries and keys by the sums of the steps up to each token."""
         phases = running_sums(steps_BKTF, tokens)
         kept = split_sums(phases.remainder(2 * math.pi), k_BKTD.dtype)
-        q, k, _ = RotaryLayer.prepare(self, q_BHTD, k_BKTD, tokens._replace(e=waves(phases)))
-        return q, k, kept
+        e = waves(phases)
+        q, k, _ = RotaryLayer.prepare(self, q_BHTD, k_BKTD, tokens._replace(e=e))
+        return (q, k, kept, e) if self.values else (q, k, kept)
