@@ -214,6 +214,30 @@ def documented(name, load):
         yield title, found, [f"{x:.2f} ({low:.2f} to {high:.2f})" for x, low, high in ends]
 
 
+def test_the_documented_comparison_with_earlier_code_follows_from_its_rows():
+    page = (ROOT / "docs" / "efficiency.md").read_text()
+    folder, order = ROOT / "docs" / "results" / "blocks", ["is_old", "process", "round"]
+    rows = pd.read_csv(folder / "before_after.csv").assign(is_old=lambda x: x["code"] == "f0879845")
+    rope = rows[rows["method"] == "rope"][["length", *order, "seconds"]]
+    rows = rows.merge(rope, on=["length", *order], suffixes=("", "_rope"))
+    rows = rows.assign(ratio=rows["seconds"] / rows["seconds_rope"], mib=rows["memory"] / 2**20)
+    found = rows.groupby(["length", "method", "is_old"])[["ratio", "mib"]].median().unstack()
+    head = ["", "before: time", "memory, MiB", "now: time", "memory, MiB"]
+    lines = page.partition(f"| {' | '.join(head)} |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    shown = [line.split(" | ")[0].removeprefix("| ") for line in lines]
+    assert {"rope", "path", "wall", "dape"} < {*shown}
+    for name, line in zip(shown, lines, strict=True):
+        x = found.loc[1024, name]
+        cells = [f"{x['ratio'][old]:.2f} | {x['mib'][old]:.0f}" for old in (True, False)]
+        assert line == f"| {name} | {' | '.join(cells)} |"
+    slower = (found.loc[256]["ratio"][False] / found.loc[256]["ratio"][True]).sort_values()
+    assert slower.index[-1] == "extended" and f"at most {slower.iloc[-1]:.2f}" in page
+    peaks = pd.read_csv(folder / "growth.csv").pivot(index="method", columns="length", values="mib")
+    growth = peaks[4096] / peaks[2048]
+    assert growth.idxmax() == "dape" and f"at most {growth.max():.2f} (DAPE, " in page
+    assert f"DAPE, {peaks.loc['dape', 2048]:.0f} and {peaks.loc['dape', 4096]:.0f} MiB" in page
+
+
 def test_the_documented_times_follow_from_their_rows():
     page = (ROOT / "docs" / "efficiency.md").read_text()
     ((_, found, ratios),) = documented("train_step", Load("training", "small", "sdpa", 8, 256))
