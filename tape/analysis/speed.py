@@ -75,18 +75,18 @@ def in_turn(work: dict[str, Work], rounds: int, warm_up: int, least: float) -> S
     """
     seconds: Seconds = {method: [] for method in work}
     calls = dict.fromkeys(work, 1)
-    for number in range(-warm_up, rounds):
-        for method in list(work) if number % 2 else list(work)[::-1]:
+    for number in range(-warm_up, rounds):  # rounds below 0 warm up
+        for method in list(work) if number % 2 else reversed(work):
             synchronize()
             start = time.perf_counter()
             for _ in range(calls[method]):
                 work[method]()
             synchronize()
-            once = (time.perf_counter() - start) / calls[method]
+            per_call = (time.perf_counter() - start) / calls[method]
             if number >= 0:
-                seconds[method].append(once)
+                seconds[method].append(per_call)
             else:
-                calls[method] = max(1, math.ceil(least / once))
+                calls[method] = max(1, math.ceil(least / per_call))
     return seconds
 
 
@@ -156,26 +156,26 @@ def measure(
         COLUMNS, with a row per method and round. A method that could not run has one row, without
         `seconds` (per call); its `note` says why. `memory` and `kernels` are those of `observed`.
     """
-    torch._dynamo.reset()  # graphs of another length
-    found, able, none = {}, {}, {"memory": 0, "kernels": ""}
+    torch._dynamo.reset()  # forget graphs for other lengths
+    observations, works, none = {}, {}, {"memory": 0, "kernels": ""}
     for method in methods:
-        gc.collect()  # the models of the comparison before, and what did not fit
+        gc.collect()  # free the models of the last comparison, and what did not fit
         try:
             work = prepare(method)
             memory, kernels = observed(work, warm_up, calls)
-            found[method] = {"memory": memory, "kernels": "; ".join(kernels), "note": ""}
-            able[method] = work
+            observations[method] = {"memory": memory, "kernels": "; ".join(kernels), "note": ""}
+            works[method] = work
         except Exception as error:
-            found[method] = none | {"note": inability(error)}
+            observations[method] = none | {"note": inability(error)}
     try:
-        seconds = in_turn(able, rounds, warm_up, LEAST)
+        seconds = in_turn(works, rounds, warm_up, LEAST)
     except Exception as error:
         seconds = {}
-        found |= dict.fromkeys(able, none | {"note": inability(error)})
+        observations |= dict.fromkeys(works, none | {"note": inability(error)})
     rows = [
-        {"comparison": name, "method": method, **row, "round": number, "seconds": each}
-        for method, row in found.items()
-        for number, each in enumerate(seconds.get(method, [math.nan]), start=1)
+        {"comparison": name, "method": method, **values, "round": number, "seconds": per_call}
+        for method, values in observations.items()
+        for number, per_call in enumerate(seconds.get(method, [math.nan]), start=1)
     ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -215,7 +215,7 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
     if unknown := " ".join({*(arguments.work or ())} - {work for _, work in works}):
         raise ValueError(f"--work {unknown}: --case {' '.join(arguments.case)} has none")
     works = [(case, work) for case, work in works if work in (arguments.work or [work])]
-    found = {}
+    comparisons: Comparisons = {}
     for length, (case, work), compiled, backend in product(
         lengths, works, arguments.compiled, arguments.backends
     ):
@@ -235,37 +235,36 @@ def loads(arguments: argparse.Namespace) -> Comparisons:
         methods = arguments.methods or USUAL[case]
         methods = [method for method in methods if method in METHODS[case]]
         if arguments.alone:
-            found |= {f"{title}: {own}": (load, [own]) for own in methods}
+            comparisons |= {f"{title}: {method}": (load, [method]) for method in methods}
         elif methods:
-            found[title] = load, methods
-    if not found:
+            comparisons[title] = load, methods
+    if not comparisons:
         raise ValueError(f"--methods {' '.join(arguments.methods)}: none has the work asked for")
-    return found
+    return comparisons
 
 
-def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataFrame]:
+def run(arguments: argparse.Namespace, comparisons: Comparisons) -> dict[str, pd.DataFrame]:
     """Makes the comparisons that are not in a folder yet; returns the rows of each. Raises a
     ValueError if the folder has rows of other settings."""
-    about = surroundings() | {
+    settings = surroundings() | {
         key: value for key, value in vars(arguments).items() if key not in ("out", "adapters")
     }
-    file, settings = arguments.out / "speed_rounds.csv", arguments.out / "speed_settings.json"
+    file, saved = arguments.out / "speed_rounds.csv", arguments.out / "speed_settings.json"
     done = dict(iter(read(file).groupby("comparison", sort=False)))
-    if done and (changes := differences(read_object(settings), about)):
-        what = f"{file} holds another measurement ({'; '.join(changes)})"
-        raise ValueError(f"{what}; give this one another place, or remove that file")
-    write_text(settings, json.dumps(about, indent=1) + "\n")
+    if done and (changes := differences(read_object(saved), settings)):
+        holds = f"{file} holds another measurement ({'; '.join(changes)})"
+        raise ValueError(f"{holds}; give this one another place, or remove that file")
+    write_text(saved, json.dumps(settings, indent=1) + "\n")
     provenance.record(arguments.out)
     with torch._dynamo.config.patch(recompile_limit=64):
-        left = [name for name in asked if name not in done]
+        left = [name for name in comparisons if name not in done]
         for name in track(left, desc="comparisons"):
-            load, methods = asked[name]
-            prepare = partial(CASES[load.case][0], load)
+            load, methods = comparisons[name]
+            prepare, warm_up, calls = partial(CASES[load.case][0], load), arguments.warm_up, 1
             if load.case == "adapters":
                 prepare = partial(of_adapter, load, settings=arguments.adapters)
-            # The first step of adapters creates the state of AdamW.
-            counted = (0, 2) if load.case == "adapters" else (arguments.warm_up, 1)
-            done[name] = measure(name, methods, prepare, arguments.rounds, *counted)
+                warm_up, calls = 0, 2  # the first step creates the state of AdamW
+            done[name] = measure(name, methods, prepare, arguments.rounds, warm_up, calls)
             write_text(file, pd.concat(done.values()).to_csv(index=False))  # whole comparisons
     return done
 
@@ -273,33 +272,33 @@ def run(arguments: argparse.Namespace, asked: Comparisons) -> dict[str, pd.DataF
 def quartiles(name: str, values: np.ndarray) -> dict[str, float]:
     """Returns the median under a name, and the quartiles; of up to three values, these are the
     least and the greatest."""
-    found = np.quantile(values, (0.5, 0.25, 0.75), method="weibull")
-    return dict(zip((name, f"{name}_first", f"{name}_third"), found, strict=True))
+    median, first, third = np.quantile(values, (0.5, 0.25, 0.75), method="weibull")
+    return {name: median, f"{name}_first": first, f"{name}_third": third}
 
 
 def results(rows: pd.DataFrame, load: Load) -> pd.DataFrame:
     """Returns a row per method of a comparison, from its raw rows. `_first` and `_third` are
     quartiles; numbers are missing where a method could not run, and `note` says why."""
-    found, base = [], None
-    decoded = load.new if load.work == "decoding" else None
+    lines, baseline = [], None
+    decoded = load.new if load.work == "decoding" else None  # tokens
     for method, raw in rows.groupby("method", sort=False):
-        own = raw["seconds"].to_numpy()  # or a NaN
-        base = own if base is None else base
-        row = asdict(load) | {"method": method, "rounds": raw["seconds"].count()}
-        row |= quartiles("milliseconds", own * 1e3 / (decoded or 1))
-        row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
-        row["memory_mib"] = raw["memory"].where(raw["seconds"].notna()).iloc[0] / 2**20
-        row |= quartiles("ratio", own / base)
-        found.append(row | raw[["kernels", "note"]].iloc[0].to_dict())
-    return pd.DataFrame(found)
+        seconds = raw["seconds"].to_numpy()  # one NaN if the method could not run
+        baseline = seconds if baseline is None else baseline  # of the first method
+        line = asdict(load) | {"method": method, "rounds": raw["seconds"].count()}
+        line |= quartiles("milliseconds", seconds * 1e3 / (decoded or 1))
+        line["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(seconds)
+        line["memory_mib"] = raw["memory"].where(raw["seconds"].notna()).iloc[0] / 2**20
+        line |= quartiles("ratio", seconds / baseline)
+        lines.append(line | raw[["kernels", "note"]].iloc[0].to_dict())
+    return pd.DataFrame(lines)
 
 
-def table(found: pd.DataFrame) -> str:
-    """Returns results in markdown, and why methods could not run."""
-    first = found.iloc[0]
+def table(comparison: pd.DataFrame) -> str:
+    """Returns the results of a comparison in markdown, and why methods could not run."""
+    first = comparison.iloc[0]
     head = ["method", "ms", "tokens/s", f"time / {first.method}", "memory, MiB"]
     lines, notes = [[*head, f"memory / {first.method}", "kernels"]], []
-    for row in found.itertuples():
+    for row in comparison.itertuples():
         if row.note:
             notes.append(f"* {row.method}: {row.note}")
             continue
@@ -316,15 +315,15 @@ def table(found: pd.DataFrame) -> str:
 
 def main(given: argparse.Namespace) -> None:
     arguments = on_this_device(given)
-    asked, out = loads(arguments), arguments.out
-    raw = run(arguments, asked)
-    found = {name: results(raw[name], load) for name, (load, _) in asked.items()}
-    about = [f"{name} {value}" for name, value in surroundings().items()]
-    parts = [", ".join([provenance.read(out)[0]["time"][:10], *about])]
+    comparisons, out = loads(arguments), arguments.out
+    raw = run(arguments, comparisons)
+    compared = {name: results(raw[name], load) for name, (load, _) in comparisons.items()}
+    where = [f"{name} {value}" for name, value in surroundings().items()]
+    parts = [", ".join([provenance.read(out)[0]["time"][:10], *where])]
     parts.append("In brackets quartiles; ratios are medians of those within rounds.")
-    for name, each in found.items():
-        parts += [f"## {name}", table(each)]
-    rows = pd.concat(found.values())
+    for name, comparison in compared.items():
+        parts += [f"## {name}", table(comparison)]
+    rows = pd.concat(compared.values())
     if grown := growth.panels(rows):
         parts += ["## Growth", growth.ABOUT, growth.table(grown)]
         write_figure(growth.curves(grown), out / "growth", ["png"])
@@ -332,5 +331,5 @@ def main(given: argparse.Namespace) -> None:
     write_text(out / "speed.csv", rows.to_csv(index=False))
     write_text(out / "speed.md", text)
     print(f"{text}\nalso in {out}")
-    if not any(each.rounds.any() for each in found.values()):
+    if not rows["rounds"].any():
         raise ValueError("no method could be measured: see the reasons above")
