@@ -30,13 +30,14 @@ from tape.model.families import WRITTEN
 from tape.model.modeling import TapeForCausalLM
 
 BEYOND = 1.5  # times the trained length
-PIECES = 8  # of the tokens, when they are fewer than the positions
+PIECES = 8  # that the tokens are divided into when they are fewer than the positions
 KEPT = 64  # tokens at most whose states and logits are compared
 SHOWN = 8  # frequencies at most in the table
-# Differences that rounding explains, as a share of the largest value.
+# The largest differences that rounding explains, as shares of the largest value.
 ALLOWED = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-5}
 RECORDING = "tape_verify"  # the name of the backend that notes queries and keys
 Parts = dict[tuple[int, str], Tensor]  # by layer and name, in the order in which they are computed
+Record = tuple[Parts, Tensor]  # the parts and the logits
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Certificate:
 
     @property
     def equal(self) -> bool:
-        return all(each.first is None for each in self.comparisons)
+        return all(comparison.first is None for comparison in self.comparisons)
 
 
 def verify(
@@ -102,34 +103,41 @@ def verify(
     folder = Path(folder)
     ours = load_model(folder, dtype).cpu()
     config, length = ours.config, ours.config.max_position_embeddings
-    cases = [case(config, n, tokens) for n in (length, math.ceil(BEYOND * length))]
-    found = [recorded(ours, our_parts, *each) for each in cases]
-    position = ours.model.position
-    parts = [position.entries[n] for n in position.places] if isinstance(position, Mixed) else None
-    rotary = [x for x in parts or [position] if hasattr(x, "inv_freq")]
+    texts = [random_text(config, n, tokens) for n in (length, math.ceil(BEYOND * length))]
+    our_records = [recorded(ours, our_parts, *text) for text in texts]
+    our_frequencies, our_factor, without = rotation(ours)
     windows = [layer.context.window or config.sliding_window for layer in ours.model.layers]
-    without = [n for n, x in enumerate(parts or ()) if not hasattr(x, "inv_freq")]
-    here = (rotary[0].inv_freq.clone(), rotary[0].magnitude) if rotary else (None, 1.0)
-    saved = None
+    theirs = None
     if read_object(folder / CONFIG).get("model_type") == TapeConfig.model_type:
-        saved = library_model(ours)
-    del ours, position, parts, rotary
-    theirs = saved or AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True
-    )
-    expected = [recorded(theirs.eval(), their_parts, *each) for each in cases]
-    rotations = getattr(theirs.model, "rotary_emb", None)
-    there = (None, 1.0)
-    if rotations is not None:
-        there = rotations.inv_freq.clone(), rotations.attention_scaling
+        theirs = library_model(ours)
+    del ours
+    if theirs is None:
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    their_records = [recorded(theirs.eval(), their_parts, *text) for text in texts]
+    frequencies, their_factor = None, 1.0
+    if (rotations := getattr(theirs.model, "rotary_emb", None)) is not None:
+        their_factor = rotations.attention_scaling
+        if our_frequencies is not None:
+            frequencies = our_frequencies, rotations.inv_freq.clone()
     comparisons = [
-        compare(*pair, ids.shape[1], int(places.max()) + 1, ALLOWED[dtype])
-        for pair, (ids, places) in zip(zip(found, expected, strict=True), cases, strict=True)
+        compare(one, other, ids.shape[1], int(places.max()) + 1, ALLOWED[dtype])
+        for one, other, (ids, places) in zip(our_records, their_records, texts, strict=True)
     ]
-    both = None if here[0] is None or there[0] is None else (here[0], there[0])
-    factors = here[1], there[1]
-    name = type(theirs).__name__
-    return Certificate(name, dtype, comparisons, both, factors, windows, without)
+    factors, name = (our_factor, their_factor), type(theirs).__name__
+    return Certificate(name, dtype, comparisons, frequencies, factors, windows, without)
+
+
+def rotation(model: TapeForCausalLM) -> tuple[Tensor | None, float, list[int]]:
+    """Returns the frequencies (F,) of RoPE, None without it; the factor on cosines and sines; and
+    the numbers of the layers that a mixture leaves without positions."""
+    position, is_mixed = model.model.position, isinstance(model.model.position, Mixed)
+    encodings = [position.entries[n] for n in position.places] if is_mixed else [position]
+    rotary = [n for n, encoding in enumerate(encodings) if hasattr(encoding, "inv_freq")]
+    without = sorted({*range(len(encodings))} - {*rotary}) if is_mixed else []
+    if not rotary:
+        return None, 1.0, without
+    first = encodings[rotary[0]]
+    return first.inv_freq.clone(), first.magnitude, without
 
 
 def library_model(model: TapeForCausalLM) -> PreTrainedModel:
@@ -151,7 +159,7 @@ def library_model(model: TapeForCausalLM) -> PreTrainedModel:
     ) from refused
 
 
-def case(config: TapeConfig, length: int, tokens: int) -> tuple[Tensor, Tensor]:
+def random_text(config: TapeConfig, length: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Returns random token ids and their positions below `length`, (1, T) each."""
     count = min(tokens, length)
     if count < length:
@@ -166,9 +174,7 @@ def case(config: TapeConfig, length: int, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def recorded(
-    model: PreTrainedModel, hooked: Callable, ids: Tensor, places: Tensor
-) -> tuple[Parts, Tensor]:
+def recorded(model: PreTrainedModel, hooked: Callable, ids: Tensor, places: Tensor) -> Record:
     """Returns the parts of all layers and the logits (K, V), of K tokens spread over the text."""
     rows = torch.linspace(0, ids.shape[1] - 1, min(KEPT, ids.shape[1])).long()
     parts: Parts = {}
@@ -189,29 +195,26 @@ def recorded(
 
 @contextmanager
 def shared_parts(model: PreTrainedModel, note: Callable) -> Iterator[list[Any]]:
-    """Notes what has the same names in both models; yields the hooks, to add to."""
+    """Notes outputs of the modules that both models name alike; yields the hooks, to add to."""
     hooks: list[Any] = []
 
     def output(layer: int, part: str, by_head: bool = False) -> Callable:
-        def hook(module: nn.Module, given: Any, x: Any) -> None:
+        def hook(module: nn.Module, arguments: Any, x: Any) -> None:
             x = x[0] if isinstance(x, tuple) else x
             note(layer, part, x.transpose(1, 2) if by_head and x.ndim == 4 else x)
 
         return hook
 
-    ours = isinstance(model, TapeForCausalLM)
+    add, ours = hooks.append, isinstance(model, TapeForCausalLM)
     for n, layer in enumerate(model.model.layers):
-        add = hooks.append
         add(layer.input_layernorm.register_forward_hook(output(n, "norm")))
         for letter, name in (("q", "queries"), ("k", "keys")):
-            attention = layer.self_attn
-            module = getattr(attention, f"{letter}_norm", None) or getattr(
-                attention, f"{letter}_proj"
-            )
+            projection = getattr(layer.self_attn, f"{letter}_proj")
+            module = getattr(layer.self_attn, f"{letter}_norm", None) or projection
             add(module.register_forward_hook(output(n, name, by_head=ours)))
 
-        def entering(module: nn.Module, given: tuple[Tensor, ...], n: int = n) -> None:
-            note(n, "attention", given[0])
+        def entering(module: nn.Module, arguments: tuple[Tensor, ...], n: int = n) -> None:
+            note(n, "attention", arguments[0])
 
         add(layer.post_attention_layernorm.register_forward_pre_hook(entering))
         add(layer.register_forward_hook(output(n, "MLP")))
@@ -232,14 +235,14 @@ def our_parts(model: TapeForCausalLM, note: Callable) -> Iterator[None]:
     with shared_parts(model, note) as hooks:
         for n, layer in enumerate(model.model.layers):
 
-            def enter(module: nn.Module, given: tuple, named: dict[str, Any], n: int = n) -> Any:
-                inputs = named["inputs"]
+            def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any], n: int = n) -> Any:
+                inputs = kwargs["inputs"]
 
                 def kernel(request: Any) -> Any:
                     note_rotated(note, n, request.q, request.k, request.scaling)
                     return inputs.kernel(request)
 
-                return given, named | {"inputs": inputs._replace(kernel=kernel)}
+                return args, kwargs | {"inputs": inputs._replace(kernel=kernel)}
 
             hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
         yield
@@ -248,10 +251,10 @@ def our_parts(model: TapeForCausalLM, note: Callable) -> Iterator[None]:
 @contextmanager
 def their_parts(model: PreTrainedModel, note: Callable) -> Iterator[None]:
     def attention(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        note_rotated(note, module.layer_idx, q, k, named["scaling"])
-        return sdpa_attention_forward(module, q, k, v, *given, **named)
+        note_rotated(note, module.layer_idx, q, k, kwargs["scaling"])
+        return sdpa_attention_forward(module, q, k, v, *args, **kwargs)
 
     AttentionInterface.register(RECORDING, attention)
     AttentionMaskInterface.register(RECORDING, sdpa_mask)
@@ -264,69 +267,66 @@ def their_parts(model: PreTrainedModel, note: Callable) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def compare(
-    found: tuple[Parts, Tensor],
-    expected: tuple[Parts, Tensor],
-    tokens: int,
-    length: int,
-    allowed: float,
-) -> Comparison:
+def compare(ours: Record, theirs: Record, tokens: int, length: int, allowed: float) -> Comparison:
     """Compares logits and, if they differ by more than a share `allowed`, the parts."""
-    difference = (found[1] - expected[1]).abs().max().item()
-    largest = expected[1].abs().max().item()
+    (our_parts, our_logits), (parts, logits) = ours, theirs
+    difference, largest = (our_logits - logits).abs().max().item(), logits.abs().max().item()
     first = None
     if not difference <= allowed * largest:  # also true for NaN
-        first = next(
-            (key for key, x in expected[0].items() if not close(found[0][key], x, key[1], allowed)),
-            (len({layer for layer, _ in expected[0]}), "logits"),
-        )
+        differing = (k for k in parts if not close(our_parts[k], parts[k], k[1], allowed))
+        first = next(differing, (max(layer for layer, _ in parts) + 1, "logits"))
     return Comparison(length, tokens, difference, largest, first)
 
 
 def close(x: Tensor, y: Tensor, part: str, allowed: float) -> bool:
-    """Returns whether values agree: projections up to their scale, which may be that of scores."""
+    """Returns whether two values of a part agree. Projections may differ in their scale, into which
+    the scaling of scores can be folded."""
     if part in ("queries", "keys"):
-        x, y = (each / each.abs().max().clamp(min=1e-30) for each in (x, y))
+        x, y = (values / values.abs().max().clamp(min=1e-30) for values in (x, y))
     return bool((x - y).abs().max() <= allowed * y.abs().max())
 
 
-def describe(found: Certificate, folder: Path) -> str:
+def frequency_table(certificate: Certificate) -> str:
+    ours, theirs = certificate.frequencies
+    turns = ours * certificate.comparisons[0].length / (2 * math.pi)
+    rows = [("frequency", "radians per token", "in transformers", "turns in trained length")]
+    for n in torch.linspace(0, len(ours) - 1, min(SHOWN, len(ours))).long().tolist():
+        other = f"{theirs[n]:.4g}" if n < len(theirs) else "none"
+        rows.append((n, f"{ours[n]:.4g}", other, f"{turns[n]:.3g}"))
+    return markdown_table(rows)
+
+
+def describe(certificate: Certificate, folder: Path) -> str:
     """Formats a certificate."""
     rows = [("positions below", "tokens", "greatest difference", "largest logit", "differs first")]
-    for each in found.comparisons:
-        first = "nothing" if each.first is None else f"layer {each.first[0]}: {each.first[1]}"
-        difference, largest = f"{each.difference:.2g}", f"{each.largest:.3g}"
-        rows.append((f"{each.length:,}", f"{each.tokens:,}", difference, largest, first))
-    dtype = str(found.dtype).removeprefix("torch.")
-    parts = [f"{folder} here and as {found.compared} of transformers, in {dtype}"]
+    for case in certificate.comparisons:
+        first = "nothing" if case.first is None else f"layer {case.first[0]}: {case.first[1]}"
+        difference, largest = f"{case.difference:.2g}", f"{case.largest:.3g}"
+        rows.append((f"{case.length:,}", f"{case.tokens:,}", difference, largest, first))
+    dtype = str(certificate.dtype).removeprefix("torch.")
+    parts = [f"{folder} here and as {certificate.compared} of transformers, in {dtype}"]
     parts.append(markdown_table(rows))
-    if found.frequencies is not None:
-        here, there = found.frequencies
-        length = found.comparisons[0].length
-        rows = [("frequency", "radians per token", "in transformers", "turns in trained length")]
-        for n in torch.linspace(0, len(here) - 1, min(SHOWN, len(here))).long().tolist():
-            other = f"{there[n]:.4g}" if n < len(there) else "none"
-            rows.append((n, f"{here[n]:.4g}", other, f"{here[n] * length / (2 * math.pi):.3g}"))
-        parts.append(markdown_table(rows))
-        factors = " and ".join(f"{x:.4g}" for x in found.attention_factor)
+    if certificate.frequencies is not None:
+        factors = " and ".join(f"{factor:.4g}" for factor in certificate.attention_factor)
+        parts.append(frequency_table(certificate))
         parts.append(f"factor on cosines and sines, here and in transformers: {factors}")
-    windows = [f"layer {n}: {window}" for n, window in enumerate(found.windows) if window]
-    if windows and len({*found.windows}) == 1:
-        windows = [f"all layers: {found.windows[0]}"]
+    windows = [f"layer {n}: {window}" for n, window in enumerate(certificate.windows) if window]
+    if windows and len({*certificate.windows}) == 1:
+        windows = [f"all layers: {certificate.windows[0]}"]
     parts.append(f"windows: {', '.join(windows) or 'none'}")
-    without = ", ".join(map(str, found.without_positions))
+    without = ", ".join(map(str, certificate.without_positions))
     parts.append(f"layers without positions: {without or 'none'}")
-    most = max(each.tokens for each in found.comparisons)
-    if (reached := max((window or 0 for window in found.windows), default=0)) >= most:
-        parts.append(f"not tested: a window of {reached:,} tokens; --tokens {2 * reached} tests it")
-    parts.append("equal" if found.equal else "DIFFERENT")
+    tested = max(case.tokens for case in certificate.comparisons)
+    if (widest := max((window or 0 for window in certificate.windows), default=0)) >= tested:
+        parts.append(f"not tested: a window of {widest:,} tokens; --tokens {2 * widest} tests it")
+    parts.append("equal" if certificate.equal else "DIFFERENT")
     return "\n\n".join(parts)
 
 
 def main(given: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    found = verify(given.folder, given.tokens, getattr(torch, given.dtype))
-    print(describe(found, given.folder))
-    if not found.equal:
+    certificate = verify(given.folder, given.tokens, getattr(torch, given.dtype))
+    print(describe(certificate, given.folder))
+    if not certificate.equal:
         sys.exit(1)
