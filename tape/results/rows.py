@@ -60,8 +60,8 @@ class Comparison:
     @property
     def runs(self) -> list[Run]:
         """The runs of all rows, each once."""
-        each = (groups.get(label, []) for label in self.labels for groups in self.groups.values())
-        return list({id(run): run for runs in each for run in runs}.values())
+        rows = (groups.get(label, []) for label in self.labels for groups in self.groups.values())
+        return list({id(run): run for row in rows for run in row}.values())
 
     def find(self, baseline: str) -> str:
         """Returns a label by itself or by the folder of one of its runs; raises a ValueError if
@@ -90,13 +90,13 @@ def read(
         across, within: see `groups_of`.
         only: patterns of the names of runs to take, or of evaluations given alone.
     """
-    found, missing = read_all(folders, name, failed=failed)
-    runs = [run for run in found if any(_matches(each, only) for each in names_of(run.folder))]
-    if found and not runs:
-        names = ", ".join("/".join(names_of(run.folder)) for run in found)
+    every, missing = read_all(folders, name, failed=failed)
+    runs = [run for run in every if any(_matches(x, only) for x in names_of(run.folder))]
+    if every and not runs:
+        names = ", ".join("/".join(names_of(run.folder)) for run in every)
         raise ValueError(f"--only {' '.join(only)} matches none of the runs: {names}")
     groups = groups_of(runs, across, within)
-    rows = {kind: _rows_of(kind, each) for kind, each in groups.items()}
+    rows = {kind: _rows_of(kind, runs_by_label) for kind, runs_by_label in groups.items()}
     labels = _ranked(groups, rows)
     for kind, table in rows.items():
         rows[kind] = table.sort_values("row", key=lambda row: row.map(labels.index), kind="stable")
@@ -107,10 +107,10 @@ def load(folders: Sequence[str | Path], **chosen: Any) -> pd.DataFrame:
     """Returns the rows of runs or saved results in one table: row (the label), run, encoding,
     settings (their hash), seed, evaluation, measure, conditions, value, n and unit. `chosen` and
     errors are those of `read`; all runs must be readable."""
-    found = read([Path(folder) for folder in folders], **chosen)
-    if found.missing:
-        raise ValueError("; ".join(found.missing.values()))
-    return pd.concat(found.rows.values(), ignore_index=True)
+    comparison = read([Path(folder) for folder in folders], **chosen)
+    if comparison.missing:
+        raise ValueError("; ".join(comparison.missing.values()))
+    return pd.concat(comparison.rows.values(), ignore_index=True)
 
 
 def _rows_of(kind: str, groups: dict[str, list[Run]]) -> pd.DataFrame:
@@ -122,15 +122,16 @@ def _rows_of(kind: str, groups: dict[str, list[Run]]) -> pd.DataFrame:
 
 def _ranked(groups: Groups, rows: dict[str, pd.DataFrame]) -> list[str]:
     order: dict[str, tuple[bool, float]] = {}
-    for kind, each in groups.items():
-        view, shown, best = view_of(kind), {}, {}
+    for kind, runs_by_label in groups.items():
+        view, whole, best = view_of(kind), {}, {}
         table = select(rows[kind], view.measure)
-        for label, runs in each.items():
-            shown[label] = own = table[table["row"] == label]
-            best[label] = own[view.best(runs[0].asked[kind])(own)]
+        for label, runs in runs_by_label.items():
+            whole[label] = measured = table[table["row"] == label]
+            best[label] = measured[view.best(runs[0].asked[kind])(measured)]
         sign = 1 if view.measure == "loss" else -1
-        for label, of in (best if any(map(len, best.values())) else shown).items():
-            value = sign * mean(per_seed(of)) if len(of) else math.inf
+        ranking = best if any(map(len, best.values())) else whole
+        for label, measured in ranking.items():
+            value = sign * mean(per_seed(measured)) if len(measured) else math.inf
             order.setdefault(label, (label != BASE, math.inf if math.isnan(value) else value))
     return sorted(order, key=order.__getitem__)
 
@@ -152,51 +153,52 @@ def groups_of(runs: Sequence[Run], across: Patterns = (), within: Patterns = ())
     """
     groups: Groups = {}
     for kind in files():
-        if not (asked := [run for run in runs if kind in run.asked]):
+        if not (evaluated := [run for run in runs if kind in run.asked]):
             continue
         keys = view_of(kind).keys
-        for run in asked[1:]:
-            both = ({key: of.asked[kind].get(key) for key in keys} for of in (asked[0], run))
-            if changes := differences(*both):
-                what = f"{asked[0].folder} and {run.folder} were evaluated with different settings"
-                raise ValueError(f"{what}: {'; '.join(changes)}")
-        check_given(asked, across, within)
-        groups[kind] = found = {}
-        for label, group in grouped(asked, within):
-            if label in found:
-                both = f"{found[label][0].folder} and {group[0].folder} are both {label} and were"
+        first, *others = ({key: run.asked[kind].get(key) for key in keys} for run in evaluated)
+        for run, other in zip(evaluated[1:], others, strict=True):
+            if changes := differences(first, other):
+                both = f"{evaluated[0].folder} and {run.folder} were evaluated with different"
+                raise ValueError(f"{both} settings: {'; '.join(changes)}")
+        check_given(evaluated, across, within)
+        groups[kind] = rows = {}
+        for label, row in grouped(evaluated, within):
+            if label in rows:
+                both = f"{rows[label][0].folder} and {row[0].folder} are both {label} and were"
                 raise ValueError(f"{both} trained with different settings: give only one of them")
-            found[label] = group
+            rows[label] = row
     return groups
 
 
 def check_alike(label: str, one: Run, other: Run, only: str = ".*") -> None:
     """Raises a ValueError if two runs of a row differ in settings of the form `only`, other than
     defaults of their encoding that older runs do not have."""
-    first, second = (
-        {key: value for key, value in whole.items() if re.fullmatch(only, key)}
-        for whole in (usual_settings(run.encoding) | run.settings for run in (one, other))
-    )
-    if changes := differences(first, second):
-        what = f"{one.folder} and {other.folder} are both {label}, with other settings"
-        raise ValueError(f"{what} ({'; '.join(changes)}): leave out the runs of one of them")
+
+    def settings_of(run: Run) -> Settings:
+        settings = usual_settings(run.encoding) | run.settings
+        return {key: value for key, value in settings.items() if re.fullmatch(only, key)}
+
+    if changes := differences(settings_of(one), settings_of(other)):
+        both = f"{one.folder} and {other.folder} are both {label}, with other settings"
+        raise ValueError(f"{both} ({'; '.join(changes)}): leave out the runs of one of them")
 
 
 def usual_settings(encoding: str) -> Settings:
-    """Returns the defaults of an encoding, those of a new model for `theta` of the configuration,
-    which older runs of CARoPE have stored."""
+    """Returns the defaults of an encoding. Older runs of CARoPE have stored the `theta` of a new
+    model, which counts as a default."""
     usual = ENCODINGS[encoding].defaults() if encoding in ENCODINGS else {}
     usual |= {"theta": 10_000.0} if encoding == "carope" else {}
     return {f"position.{name}": value for name, value in usual.items()}
 
 
 def kind_of(runs: Iterable[Run]) -> str:
-    """What the runs are compared in."""
+    """Returns what the runs are compared in."""
     return "method" if any(METHOD in run.settings for run in runs) else "encoding"
 
 
 def _matches(key: str, patterns: Patterns) -> bool:
-    return any(fnmatchcase(key, each) for each in patterns)
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def _without(settings: Settings, patterns: Patterns) -> Settings:
@@ -218,34 +220,36 @@ def check_given(runs: Sequence[Run], across: Patterns = (), within: Patterns = (
     bases = [run for run in runs if METHOD not in run.settings] if methods else []
     free = METHOD_SETTINGS if methods else ENCODING_SETTINGS
 
-    def given(run: Run, varied: Patterns) -> Settings:
-        told = _without(run.settings, (*across, *varied))
-        return {key: value for key, value in told.items() if not re.fullmatch(free, key)}
+    def fixed(run: Run, varied: Patterns) -> Settings:
+        settings = _without(run.settings, (*across, *varied))
+        return {key: value for key, value in settings.items() if not re.fullmatch(free, key)}
 
-    several = _matches(WEIGHTS, within)
     for group in (methods or runs, bases):
-        peers: dict[int, Run] = {}
+        first_of_seed: dict[int, Run] = {}
         for run in group:
-            for other, varied in ((group[0], within), (peers.setdefault(run.seed, run), ())):
-                if changes := differences(given(other, varied), given(run, varied)):
+            peer = first_of_seed.setdefault(run.seed, run)
+            for other, varied in ((group[0], within), (peer, ())):
+                if changes := differences(fixed(other, varied), fixed(run, varied)):
                     raise DifferentSettings(other.folder, run.folder, changes)
+    base_of_each_seed = _matches(WEIGHTS, within)
     for base in bases:
         weights = next(iter(base.asked.values()))["model"]
         for run in methods:
-            own = run.seed == base.seed or not several
-            if own and not str(run.settings.get(WEIGHTS)).startswith(weights):
-                what = f"{run.folder} was adapted from other weights than those evaluated"
-                raise ValueError(f"{what} in {base.folder}: give its own base")
+            is_its_base = run.seed == base.seed or not base_of_each_seed
+            if is_its_base and not str(run.settings.get(WEIGHTS)).startswith(weights):
+                other = f"{run.folder} was adapted from other weights than those evaluated"
+                raise ValueError(f"{other} in {base.folder}: give its own base")
 
 
 def by_settings(runs: Sequence[Run], within: Patterns) -> list[tuple[Settings, list[Run]]]:
-    """Returns settings, and the runs that have these but for those `within` and the seed."""
+    """Returns groups of runs with equal settings except those `within` and the seed, each group
+    with these settings."""
     groups: list[tuple[Settings, list[Run]]] = []
     for run in runs:
-        told = _without(run.settings, within)
-        group = next((group for settings, group in groups if settings == told), None)
+        settings = _without(run.settings, within)
+        group = next((group for others, group in groups if others == settings), None)
         if group is None:
-            groups.append((told, group := []))
+            groups.append((settings, group := []))
         group.append(run)
     return groups
 
@@ -266,13 +270,13 @@ def grouped(runs: Sequence[Run], within: Patterns = ()) -> list[tuple[str, list[
 
 def labels_of(groups: list[Settings]) -> list[str]:
     """Returns names of rows by their settings: methods if there are any, else encodings."""
-    if not any(METHOD in each for each in groups):
+    if not any(METHOD in settings for settings in groups):
         return _encoding_labels(groups)
-    return [_method_label(each, groups) for each in groups]
+    return [_method_label(settings, groups) for settings in groups]
 
 
 def _method_label(settings: Settings, groups: list[Settings]) -> str:
-    """The method, then settings that tell it from others of that name: `lora peft.lora.rank=8`."""
+    """Returns the method and the settings in which runs of it differ: `lora peft.lora.rank=8`."""
     if METHOD not in settings:
         return BASE
     method, position = settings[METHOD], settings["position.name"]
@@ -284,30 +288,27 @@ def _method_label(settings: Settings, groups: list[Settings]) -> str:
 
 
 def _differing(settings: Settings, alike: list[Settings], keys: Iterable[str]) -> str:
-    differing = (key for key in keys if any(o.get(key) != settings.get(key) for o in alike))
+    differing = (k for k in keys if any(other.get(k) != settings.get(k) for other in alike))
     return "".join(f" {key}={settings.get(key)}" for key in differing)
 
 
 def _named(settings: Settings) -> str:
-    given = {key.rpartition(".")[2]: settings.get(key) for key in NAMED}
-    return "".join(f" {key}={value}" for key, value in given.items() if value is not None)
+    short = {key.rpartition(".")[2]: settings.get(key) for key in NAMED}
+    return "".join(f" {name}={value}" for name, value in short.items() if value is not None)
 
 
 def _encoding_labels(groups: list[Settings]) -> list[str]:
-    """The encoding, and those settings of each group that not more than half of the groups share,
-    but for arguments of other encodings, and for learning rates, arguments of samplers and what
-    follows from other settings unless nothing else tells two groups apart. The default of an
-    encoding is told only if its own groups differ in it. `position.width` is `width`, if nothing
-    else is; a sampler with arguments is `sampler=subset`."""
-    sampler = "position.sampler"
-    groups = [
-        {sampler: each[f"{sampler}.name"]} | each if f"{sampler}.name" in each else each
-        for each in groups
-    ]
+    """Returns a name for each group: its encoding, and those of its settings that at most half of
+    the groups share. Arguments of other encodings are never named. Learning rates, arguments of
+    samplers and settings that follow from others are named only if two names would be equal;
+    defaults of an encoding, only if its own groups differ in them. `position.width` is `width` if
+    no other setting is called that; a sampler with arguments is `sampler=subset`."""
+    kind = "position.sampler.name"
+    groups = [{"position.sampler": x[kind]} | x if kind in x else x for x in groups]
     known = {"seed", "name"}.union(*groups)
     short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
-    groups = [{short[key]: value for key, value in each.items()} for each in groups]
+    groups = [{short[key]: value for key, value in settings.items()} for settings in groups]
     unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{OWN}|{DERIVED_SETTINGS}"
     named = {key: name for key, name in short.items() if not re.fullmatch(unnamed, key)}
     labels = []
@@ -315,17 +316,15 @@ def _encoding_labels(groups: list[Settings]) -> list[str]:
         label = encoding = settings["position.name"]
         usual = usual_settings(encoding)
         for key, name in named.items():
-            value, argument = settings.get(name), key.removeprefix("position.")
-            free = key != argument and (name not in settings or value == usual.get(key, ...))
-            peers = [
-                other.get(name)
-                for other in groups
-                if other["position.name"] == encoding
-                or (not free and (key == argument or name in other))
-            ]
-            if 2 * peers.count(value) <= len(peers):
+            value, is_argument = settings.get(name), key.startswith("position.")
+            peers = groups
+            if is_argument and (name not in settings or value == usual.get(key, ...)):
+                peers = [other for other in groups if other["position.name"] == encoding]
+            elif is_argument:  # also of other encodings that have an argument of this name
+                peers = [x for x in groups if name in x or x["position.name"] == encoding]
+            if 2 * sum(other.get(name) == value for other in peers) <= len(peers):
                 label += f" {name}={value}"
         labels.append(label + _named(settings))
-    found = [*zip(labels, groups, strict=True)]
-    alike = {label: [other for each, other in found if each == label] for label in labels}
-    return [x + _differing(settings, alike[x], short.values()) for x, settings in found]
+    pairs = [*zip(labels, groups, strict=True)]
+    alike = {label: [other for name, other in pairs if name == label] for label in labels}
+    return [label + _differing(settings, alike[label], short.values()) for label, settings in pairs]
