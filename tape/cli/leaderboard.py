@@ -66,8 +66,8 @@ class Source(NamedTuple):
     asked: Mapping[str, Any] = {}  # settings of the evaluation
 
     def takes(self, run: Run) -> bool:
-        asked = run.asked.get(self.evaluation)
-        return asked is not None and self.asked.items() <= asked.items()
+        settings = run.asked.get(self.evaluation)
+        return settings is not None and self.asked.items() <= settings.items()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +98,18 @@ def keys_at_twice(run: Run) -> float:
 
 
 def sums_one_longer(run: Run) -> float:
-    rows, asked = run.of("arithmetic"), run.asked["arithmetic"]
-    trained = max(asked["problems.max_first"], asked["problems.max_second"])
-    longer = rows[["first_digits", "second_digits"]].max(axis=1)
-    rows = rows[longer == trained + 1]
+    rows, settings = run.of("arithmetic"), run.asked["arithmetic"]
+    trained = max(settings["problems.max_first"], settings["problems.max_second"])
+    digits = rows[["first_digits", "second_digits"]].max(axis=1)
+    rows = rows[digits == trained + 1]
     return 100 * ratio(measured(run, rows, f"operands of {trained + 1} digits"))
 
 
-def measured(run: Run, rows: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Returns the rows of a value. Raises a ValueError if there are none: the run would seem to
-    have diverged."""
+def measured(run: Run, rows: pd.DataFrame, inputs: str) -> pd.DataFrame:
+    """Returns the rows of a value; refuses none, which would look like a run that diverged."""
     if rows.empty:
-        raise ValueError(f"{run.folder} was not evaluated on {what}: evaluate it, or leave it out")
+        lacking = f"{run.folder} was not evaluated on {inputs}"
+        raise ValueError(f"{lacking}: evaluate it, or leave it out")
     return rows
 
 
@@ -119,16 +119,16 @@ def parameters(name: str) -> int:
 
 FILE = Path(__file__).with_suffix(".yaml")
 TEXT, BIGRAMS, KEYS, ADDITION, TRAINING, DECODING, ON_GPU, GPU_DECODING, SHAPE = (  # as in the file
-    Source(**each) for each in yaml.safe_load(FILE.read_text("utf-8")).values()
+    Source(**fields) for fields in yaml.safe_load(FILE.read_text("utf-8")).values()
 )
 LANGUAGE, SYNTHETIC, COST = "Text, bigrams, pass keys, addition", "Synthetic tasks", "Cost"
 SUB, RATIO, SECONDS = operator.sub, operator.truediv, operator.attrgetter("seconds")
 
 
 def longest(task: str, trained: int) -> Column:
-    asked = {"task": task, "trained": trained}
+    settings = {"task": task, "trained": trained}
     command = f'TASKS={task} TYPES="mine rope" bash script/suite.sh'
-    source = Source(FOLDER, ("tasks/*",), command, asked)
+    source = Source(FOLDER, ("tasks/*",), command, settings)
     value = lambda run: longest_solved(run.of(FOLDER))  # noqa: E731
     return Column(SYNTHETIC, f"{task} ({trained})", source, value, "median", "max", 1)
 
@@ -163,14 +163,14 @@ def configured(name: str) -> Mapping[str, Any]:
 def row_of(run: Run) -> str:
     """Returns the encoding of a run, with arguments that are not the defaults of the registry."""
     usual = usual_settings(run.encoding)
-    told = [run.encoding]
+    words = [run.encoding]
     for key, value in sorted(run.settings.items()):
         name = key.removeprefix("position.")
-        free = name in (key, "name") or name.rpartition(".")[2] in FREE
-        own = usual and not free and value != usual.get(key)
-        own = own and value != configured(run.encoding).get(name)
-        told += [f"{name}={value}"] if own or key in NAMED else []
-    return " ".join(told)
+        is_free = name in (key, "name") or name.rpartition(".")[2] in FREE
+        differs = usual and not is_free and value != usual.get(key)
+        differs = differs and value != configured(run.encoding).get(name)
+        words += [f"{name}={value}"] if differs or key in NAMED else []
+    return " ".join(words)
 
 
 @cache
@@ -200,22 +200,22 @@ def runs_of(source: Source, given: Sequence[Run]) -> list[tuple[str, Run, bool]]
     Submitted ones replace committed ones of the same row and seed. Given runs are in a row of their
     own (YOURS) if any column has committed ones of that name. Raises a ValueError if two runs are
     the same, cannot be compared, or belong to one row and differ in more than the seed."""
-    layers = chain.from_iterable(map(committed, source.rows)), submitted(), given
-    before, new, own = ([*filter(source.takes, layer)] for layer in layers)
-    kept = replaced(before, new)
+    origins = chain.from_iterable(map(committed, source.rows)), submitted(), given
+    in_results, new, yours = ([*filter(source.takes, runs)] for runs in origins)
+    shared = replaced(in_results, new)
     try:
-        groups_of(replaced(kept, own))
+        groups_of(replaced(shared, yours))
     except DifferentSettings as error:
-        name = own[0].encoding if own else "mine"
+        name = yours[0].encoding if yours else "mine"
         raise ValueError(f"{error.what}; {recipe(source, name)}") from error
-    known = committed_rows() | {*map(row_of, submitted())} if own else set()
+    known = committed_rows() | {*map(row_of, submitted())} if yours else set()
     first: dict[str, Run] = {}
-    found = []
-    for run, is_given in [*((run, False) for run in kept), *((run, True) for run in own)]:
-        row = row_of(run)
+    named = []
+    for number, run in enumerate([*shared, *yours]):
+        row, is_given = row_of(run), number >= len(shared)
         check_alike(row, first.setdefault(row, run), run)
-        found.append((row + YOURS * (is_given and row in known), run, is_given))
-    return found
+        named.append((row + YOURS * (is_given and row in known), run, is_given))
+    return named
 
 
 def replaced(runs: Sequence[Run], by: Sequence[Run]) -> list[Run]:
@@ -233,32 +233,31 @@ def values_of(column: Column, given: Sequence[Run]) -> pd.DataFrame:
         rows = [(name, 0, column.of(name), True, False) for name in ENCODINGS]
     elif kind == ROUNDS:
         with reading(path := RESULTS / source.rows[0].replace("*", "rounds.csv")):
-            every = pd.read_csv(path).query(f"comparison == {source.asked['comparison']!r}")
-            every = every.dropna(subset="seconds").itertuples()
-            rows = [(row.method, row.round, column.of(row), True, False) for row in every]
+            rounds = pd.read_csv(path).query(f"comparison == {source.asked['comparison']!r}")
+            rounds = rounds.dropna(subset="seconds").itertuples()
+            rows = [(row.method, row.round, column.of(row), True, False) for row in rounds]
     else:
-        rows = [
-            (row, run.seed, column.of(run), kind != FOLDER or learned(run.of(kind)).all(), own)
-            for row, run, own in runs_of(source, given)
-        ]
+        rows = []
+        for name, run, is_given in runs_of(source, given):
+            has_learned = kind != FOLDER or learned(run.of(kind)).all()
+            rows.append((name, run.seed, column.of(run), has_learned, is_given))
     values = pd.DataFrame(rows, columns=["encoding", "seed", "value", "learned", "given"])
     values = values.fillna(np.inf).astype({"value": float, "learned": bool, "given": bool})
     if column.against is not None:
-        bases = [
-            values[values["encoding"] == f"rope{suffix}"].set_index("seed")["value"]
-            for suffix in ("", YOURS)
-        ]
-        own = values["seed"].map(bases[1]).where(values["given"])  # of the same machine, if any
-        base = own.fillna(values["seed"].map(bases[0]))
+        committed_base, your_base = (
+            values["seed"].map(values[values["encoding"] == name].set_index("seed")["value"])
+            for name in ("rope", f"rope{YOURS}")
+        )
+        base = your_base.where(values["given"]).fillna(committed_base)  # of one machine, if it can
         for row in values[base.isna()].itertuples():
-            what = f"{column.title} of {row.encoding}, seed {row.seed}"
-            raise ValueError(f"{what}: rope has no run of this seed; give it, too")
+            value = f"{column.title} of {row.encoding}, seed {row.seed}"
+            raise ValueError(f"{value}: rope has no run of this seed; give it, too")
         values["value"] = column.against(values["value"], base)
     return values
 
 
 def yours_note(names: Sequence[str]) -> str:
-    """Explains lines of given runs, if any are beside committed ones."""
+    """Explains the lines of given runs if there are committed runs of the same encodings."""
     if not any(name.endswith(YOURS) for name in names):
         return ""
     return (
@@ -275,13 +274,13 @@ def cells_of(column: Column, values: pd.DataFrame) -> pd.DataFrame:
     more than one standard error of the difference, over FEWEST seeds (or rounds) of both or more.
     Ranks, of FEWEST runs or more, are values over all runs, 0 for one that has not learned its
     task; nothing is best at 0 there."""
-    every, kind = values.groupby("encoding"), column.source.evaluation
-    shown = values[values["learned"]].groupby("encoding")["value"]
-    cells = pd.DataFrame({"value": shown.agg(column.middle)}, every.groups)
-    for name, last, share in (("low", "min", 0.25), ("high", "max", 0.75)):
+    by_encoding, kind = values.groupby("encoding"), column.source.evaluation
+    of_learned = values[values["learned"]].groupby("encoding")["value"]
+    cells = pd.DataFrame({"value": of_learned.agg(column.middle)}, by_encoding.groups)
+    for name, extreme, share in (("low", "min", 0.25), ("high", "max", 0.75)):
         quartile = partial(np.quantile, q=share, method="weibull")
-        cells[name] = shown.agg(quartile if kind == ROUNDS else last)
-    cells["learned"], cells["runs"], cells["mark"] = every["learned"].sum(), every.size(), ""
+        cells[name] = of_learned.agg(quartile if kind == ROUNDS else extreme)
+    cells = cells.assign(learned=by_encoding["learned"].sum(), runs=by_encoding.size(), mark="")
     counted = values.assign(value=values["value"] * values["learned"])
     counted = counted.pivot(index="seed", columns="encoding", values="value")
     rank = counted.agg(column.middle).where(cells["runs"] >= FEWEST)
@@ -309,26 +308,27 @@ def text_of(column: Column, cell: Any) -> str:
     return MARKS[cell.mark].format(text)
 
 
-def tables(found: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
+def tables(filled: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> str:
     """Returns a table per part, of the columns and encodings with a value, under its heading."""
     papers = r"^\| `position=(\w+)` \|[^|]*?\]\((http[^)]+)\)"
     text = (DOCS / "code.md").read_text(encoding="utf-8")
     links, parts = dict(re.findall(papers, text, re.MULTILINE)), []
     for part in (LANGUAGE, SYNTHETIC, COST):
-        columns = [column for column in found if column.part == part and len(found[column])]
+        columns = [column for column in filled if column.part == part]
         lines = [["encoding", *(column.title for column in columns)]]
-        for name in (each for each in names if any(each in found[x].index for x in columns)):
+        for name in names:
             paper = links.get(name.removesuffix(YOURS), "encodings.md#definitions")
-            link = f"[{name}]({paper})"
-            lines.append([link, *(found[x]["text"].get(name, "-") for x in columns)])
+            cells = [filled[column]["text"].get(name) for column in columns]
+            if any(cells):
+                lines.append([f"[{name}]({paper})", *(cell or "-" for cell in cells)])
         parts.append(f"## {part}\n\n{markdown_table(lines)}")
     return "\n\n".join(parts)
 
 
-def sources(found: Mapping[Column, pd.DataFrame]) -> str:
-    """Returns a table of what fills the columns, a line for those that are alike."""
+def sources(filled: Mapping[Column, pd.DataFrame]) -> str:
+    """Returns a table of what fills the columns. Columns that are filled alike share a line."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    for column, cells in found.items():
+    for column, cells in filled.items():
         source, runs = column.source, dict.fromkeys(cells["runs"].agg(["min", "max"]))
         seeds = " to ".join(f"{n:g}" for n in runs)
         folders = dict.fromkeys(pattern.rpartition("/")[0] for pattern in source.rows)
@@ -344,13 +344,13 @@ def sources(found: Mapping[Column, pd.DataFrame]) -> str:
 def draw(values: Mapping[Column, pd.DataFrame], names: Sequence[str]) -> Figure:
     """Returns a panel per column with a dot for each seed of an encoding; a run that has not
     learned its task is a cross at 0."""
-    every = {name for rows in values.values() for name in rows["encoding"]}
-    names = [name for name in names if name in every]
+    with_values = {name for rows in values.values() for name in rows["encoding"]}
+    names = [name for name in names if name in with_values]
     figure, panels = side_by_side(len(values), PANELS, (2.4, 0.19 * len(names) + 0.7))
     for number, (axes, (column, rows)) in enumerate(zip(panels, values.items(), strict=True)):
         seeds = rows.groupby("encoding")["value"]
-        beside = (seeds.cumcount() + 0.5) / seeds.transform("size") - 0.5  # its line
-        y = rows["encoding"].map(names.index) + 0.6 * beside
+        offset = (seeds.cumcount() + 0.5) / seeds.transform("size") - 0.5  # from the middle
+        y = rows["encoding"].map(names.index) + 0.6 * offset
         x, reached = rows["value"] * rows["learned"], rows["learned"]
         colors = rows["encoding"].map(SET_OFF).fillna(OTHERS)
         axes.scatter(x[reached], y[reached], s=11, c=colors[reached], zorder=2)
@@ -383,9 +383,9 @@ def recipe(source: Source, name: str) -> str:
 
 
 def remedy(run: Run) -> str:
-    """What to do about a run that no column takes."""
-    asked = run.asked.get(TEXT.evaluation, {})
-    if asked.get("data") == TEXT.asked["data"]:
+    """Says what to do about a run that no column takes."""
+    settings = run.asked.get(TEXT.evaluation, {})
+    if settings.get("data") == TEXT.asked["data"]:
         needed = " ".join(f"--{name} {TEXT.asked[name]}" for name in ("convention", "stride"))
         return f"evaluate it with {needed}, as tape sweep sweep=text does, or leave it out"
     sources = (column.source for column in COLUMNS if column.source.evaluation in run.asked)
@@ -408,14 +408,14 @@ def leaderboard(
     others = [name for rows in values.values() for name in rows["encoding"][rows["given"]]]
     names = [*dict.fromkeys([*ENCODINGS, *map(row_of, submitted()), *others])]
     values = {x: rows[rows["encoding"].isin(names)] for x, rows in values.items()}
-    found = {column: cells_of(column, rows) for column, rows in values.items()}
-    order = next(cells["value"] for x, cells in found.items() if x.title.startswith(FRONT))
+    cells = {column: cells_of(column, rows) for column, rows in values.items()}
+    order = next(lines["value"] for x, lines in cells.items() if x.title.startswith(FRONT))
     names.sort(key=lambda name: order.get(name, np.inf))
-    text = yours_note(names) + tables(found, names)
-    filled = {x: cells for x, cells in found.items() if len(cells)}
+    filled = {x: lines for x, lines in cells.items() if len(lines)}
+    text = yours_note(names) + tables(filled, names)
     page = PAGE.read_text(encoding="utf-8").format(tables=text, columns=sources(filled))
     write_text(out / "leaderboard.md", page)
-    lines = pd.concat({x.title: each.drop(columns="text") for x, each in found.items()})
+    lines = pd.concat({x.title: column.drop(columns="text") for x, column in cells.items()})
     lines = lines.rename_axis(["column", "encoding"]).to_csv(float_format="%.7g")
     write_text(out / "leaderboard.csv", lines)
     drawn = {x: rows for x, rows in values.items() if x.part != COST and rows["learned"].any()}
