@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from tape.core.command import integer
-from tape.evaluation.task import Task
+from tape.evaluation.task import TaskRecord
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def load() -> Any:
     return ArithmeticTask
 
 
-TASK = Task(
+TASK = TaskRecord(
     name="addition",
     load=load,
     options=options,

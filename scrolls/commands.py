@@ -15,7 +15,7 @@ from tape.core.command import (
     result_folder,
     with_dashes,
 )
-from tape.evaluation.task import Task
+from tape.evaluation.task import TaskRecord
 
 
 def scrolls_generate(given: list[str]) -> argparse.Namespace:
@@ -100,6 +100,6 @@ def load() -> Callable[[argparse.Namespace], None]:
     return evaluate_run
 
 
-TASK = Task("scrolls", load, arguments=evaluate)
+TASK = TaskRecord("scrolls", load, arguments=evaluate)
 GENERATE = Command("evaluate", scrolls_generate, "scrolls.generate", resumes=True)
 SCORE = Command("evaluate", scrolls_score, "scrolls.score")

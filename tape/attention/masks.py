@@ -153,9 +153,10 @@ def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask
 
 def build_mask(
     config: PretrainedConfig, window: int | None, batch: Batch
-) -> Tensor | BlockMask | None:
+) -> Tensor | BlockMask | Seen | None:
     """Returns the mask for the backend of the configuration, as transformers' builder does, with a
-    window and documents (`restrict`), which flash attention takes as arguments of its own."""
+    window and documents (`restrict`), which flash attention takes as arguments of its own; for
+    sdpa and a long input on a CPU, what each query sees without a tensor of all pairs."""
     x_BTC, attention_mask, cache, slots, real, documents = batch
     T = x_BTC.shape[1]
     plain = attention_mask is None and documents is None

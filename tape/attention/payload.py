@@ -55,7 +55,7 @@ class Request(NamedTuple):
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, K, S, D)
     values: Values
-    mask: Any  # as the mask builder of transformers for the same backend returns it
+    mask: Any  # as `build_mask` returns it for the same backend
     bias: ScoreBias | None
     scaling: float
     dropout: float

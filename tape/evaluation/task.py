@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRecord:
     """What `tape evaluate --task NAME` asks of a model. A package registers it as an entry point of
     the group `tape.tasks` in its pyproject.toml. Its module imports nothing that takes seconds.
 
@@ -37,7 +37,7 @@ class Task:
 
 
 @cache
-def tasks_by_name() -> dict[str, Task]:
+def tasks_by_name() -> dict[str, TaskRecord]:
     """Returns the tasks of all installed packages, in the order of their names."""
     tasks = {}
     for entry in sorted(entry_points(group="tape.tasks"), key=lambda entry: entry.name):

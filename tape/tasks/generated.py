@@ -26,7 +26,7 @@ from tape.data.tokenizer import END, PADDING
 from tape.evaluation.accuracy import Accuracy
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.tables import markdown_table
-from tape.evaluation.task import Task as Record
+from tape.evaluation.task import TaskRecord
 from tape.model.modeling import TapeForCausalLM
 from tape.training.arguments import training_order
 from tape.training.callbacks import reached
@@ -127,7 +127,7 @@ class GeneratedTask(Task):
     beyond the trained lengths. `tape evaluate` (tape/tasks/evaluate.py) asks further ones."""
 
     kind: type[Source]
-    record: Record
+    record: TaskRecord
     unit: str  # of the sequences, plural
     results: Accuracy
 

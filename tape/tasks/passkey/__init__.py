@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from tape.core.command import integer
-from tape.evaluation.task import Task
+from tape.evaluation.task import TaskRecord
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -28,4 +28,6 @@ def load() -> Any:
     return PasskeyTask
 
 
-TASK = Task("passkey", load, options, evaluation="passkey", file="passkey.csv", folder="passkey")
+TASK = TaskRecord(
+    "passkey", load, options, evaluation="passkey", file="passkey.csv", folder="passkey"
+)

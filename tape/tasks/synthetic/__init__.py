@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from tape.core.command import integer
-from tape.evaluation.task import Task
+from tape.evaluation.task import TaskRecord
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,6 @@ def load() -> Any:
     return SyntheticTask
 
 
-TASK = Task(
+TASK = TaskRecord(
     "synthetic", load, options, evaluation="synthetic", file="synthetic.csv", folder="synthetic"
 )
