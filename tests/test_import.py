@@ -34,6 +34,7 @@ from tape.data.tokenizer import END, PADDING
 from tape.imports import gguf, models, named
 from tape.imports.models import import_model
 from tape.model.checkpoint import identified, load
+from tape.model.generation import end_tokens
 from tape.model.tokenizer import read_tokenizer
 
 SHAPE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -268,6 +269,26 @@ def test_a_gguf_file_has_its_own_tokens_alone(tmp_path, tokenizer):
     text = f"a{begin} b{end}c"
     assert read(text)["input_ids"] == [0, *made.encode(text).ids]
     assert read.decode(read(text, add_special_tokens=False)["input_ids"]) == text
+
+
+@pytest.mark.parametrize(
+    ("own", "renamed", "expected"),
+    [
+        ({"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}, PADDING, [0, 7, 9]),
+        ({}, "<|im_end|>", [0, 1]),
+        ({"tokenizer.chat_template": None}, "<|im_end|>", [0]),
+        ({"tokenizer.ggml.eot_token_id": 0}, PADDING, [0]),
+    ],
+)
+def test_a_turn_that_ends_ends_an_answer(tmp_path, tokenizer, own, renamed, expected):
+    """In a .gguf file with a token for it beside EOS, as those of Llama 3 and Qwen have."""
+    written = tokenizer.backend_tokenizer.to_str().replace(PADDING, renamed)
+    named = {"bos_token": END, "eos_token": END, "pad_token": renamed}
+    own_tokens = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(written), **named)
+    file = write_gguf(tmp_path / "a.gguf", make("llama"), own_tokens, own=own)
+    model, read = load(import_model(file, tmp_path / "out"))
+    assert end_tokens(model, read) == expected
+    assert model.config.eos_token_id == read.eos_token_id == 0
 
 
 def test_quantized_weights_are_transformers_own_and_recorded(tmp_path, tokenizer):

@@ -66,6 +66,10 @@ OF_LLAMA31 |= {ORIGINAL: 8192}
 SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 ADDS = ("add_bos_token", "add_eos_token")
+# Tokens that end an answer beside EOS: those of metadata, and in a file with a chat template those
+# that llama.cpp knows by their names, of which most files say nothing.
+ENDS = ("eot_token_id", "eom_token_id")
+END_NAMES = {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"}
 TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -160,6 +164,8 @@ def convert(path: Path, folder: Path) -> Contents:
     config["architectures"] = [f"{family}ForCausalLM"]
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     special = {name: config[name] for name in SPECIAL if config.get(name) is not None}
+    if (ends := end_tokens(metadata)) and ends != [special.get("eos_token_id")]:
+        special["eos_token_id"] = ends
     (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
     tokenizer.save_pretrained(folder)
     about = read_object(folder / "tokenizer_config.json")
@@ -219,6 +225,18 @@ def read_config(
         config["attention_bias"] = any(name.endswith("attn_output.bias") for name in tensors)
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
     return config | ids | {"tie_word_embeddings": "output.weight" not in tensors}
+
+
+def end_tokens(metadata: dict[str, Any]) -> list[int]:
+    """Returns the ids of all tokens that end an answer, EOS first."""
+    given = (metadata.get(f"tokenizer.ggml.{name}") for name in ("eos_token_id", *ENDS))
+    ends = [n for n in given if n is not None]
+    if "tokenizer.chat_template" in metadata:
+        names = metadata.get("tokenizer.ggml.tokens", ())
+        kinds = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(names)
+        pairs = enumerate(zip(names, kinds, strict=True))
+        ends += [n for n, (name, kind) in pairs if kind == CONTROL and name in END_NAMES]
+    return [*dict.fromkeys(ends)]
 
 
 def llama31(theta: float, D: int, divisors: np.ndarray) -> dict[str, Any] | None:
