@@ -213,6 +213,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     for given, message in (
         ("copy:fire", "--contrasts copy:fire: give task:encoding:encoding"),
         ("copy:rope:rope", "--contrasts copy:rope:rope: give task:encoding:encoding"),
+        ("copy:adape:tape", "--contrasts copy:adape:tape: give task:encoding:encoding"),
         ("copy:tpe sampler=subset:rope", "unknown position encoding 'tpe'; did you mean 'tape'"),
     ):
         refuses(message, suite, evaluated[:1], tmp_path / "contrast", [given])
@@ -261,6 +262,7 @@ def test_predictions_are_tested_by_the_lengths_of_all_runs():
         "| copy | fox | rope | not run | - | - | - |",
     ]
     assert predicted(lengths, []) == ""
+    assert contrast("copy:t5rb:randrope sampler=subset") == ["copy", "t5", "randpe sampler=subset"]
 
 
 def test_the_picture_names_what_was_not_learned():

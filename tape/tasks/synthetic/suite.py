@@ -95,13 +95,13 @@ def matrix(shown: pd.Series) -> str:
 
 
 def contrast(given: str) -> list[str]:
-    """Splits a prediction `task:first:second`."""
-    parts = given.split(":")
-    if len(parts) != 3 or parts[0] not in TASKS or parts[1] == parts[2]:
+    """Splits a prediction `task:first:second`, with names in full as rows have them."""
+    task, *labels = given.split(":")
+    pairs = (label.partition(" ") for label in labels)
+    labels = [canonical(name)[0] + space + more for name, space, more in pairs]
+    if len(labels) != 2 or task not in TASKS or labels[0] == labels[1]:
         raise ValueError(f"--contrasts {given}: give task:encoding:encoding")
-    for label in parts[1:]:
-        canonical(label.partition(" ")[0])
-    return parts
+    return [task, *labels]
 
 
 def predicted(lengths: Mapping[tuple[str, str], list[int]], contrasts: Sequence[list[str]]) -> str:
