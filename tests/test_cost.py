@@ -11,6 +11,7 @@ from tape.analysis.cost import PAPER, SHAPE, configuration, fake_model
 from tape.analysis.gallery import CHANNELS, by_distance, scores
 from tape.encodings import ENCODINGS
 from tape.encodings.bias import alibi_exponents
+from tape.encodings.path import CHUNK
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -66,6 +67,31 @@ def test_the_papers_table():
             counts = of_the_authors(configs[name], SHAPE["length"], counted["rope"], counts)
         assert [f"{count / 1e9:.2f}" for count in counts] == [row["macs"], row["flops"]], name
         assert f"{weights / 2**20:.2f}" == row["parameters"]
+
+
+@pytest.mark.parametrize("length", [13, 80])
+def test_the_products_of_path_are_counted(length):
+    """Its triangular solves, one a chunk, too. By hand, for keys and queries of H heads."""
+    counts = [
+        cost.operations(fake_model(make_config(name), "eager"), length)[0]
+        for name in ("path", "nope")
+    ]
+    config = make_config("path")
+    H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    C, (rank, kernel) = config.hidden_size, (config.position[x] for x in ("rank", "kernel"))
+    L = min(CHUNK, length)
+    n = -(-length // L)
+    convolution = length * C * rank + length * rank * kernel * K * D + length * C * K
+    solve = L * L * (L - 1) // 2
+    text = 4 * L * L * D + solve + L * L * L + L * D * D  # w w', w k', T w, along, keys, whole
+    near = 3 * L * L * D + L**3  # q w', q k', q w times along and applied
+    # Later chunks: their rows with the keys of each before, and with its maps.
+    far = sum((n - 1 - b) * L * L * D for b in range(n - 1))
+    onward = sum((n - 1 - b) * L * D * D for b in range(1, n - 1))
+    replaced = length * length * D * H  # q k' of nope
+    found = K * n * text + H * (n * near + far + onward) - replaced
+    layers = config.num_hidden_layers
+    assert counts[0] - counts[1] == layers * (convolution + found)
 
 
 def test_what_cannot_be_counted_is_refused(tmp_path):
