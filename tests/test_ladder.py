@@ -104,6 +104,7 @@ def test_a_run_has_the_compute_of_its_steps(tmp_path, committed):
     refuses("has no losses by document: tape perplexity --model", ladder.read_run, folder)
     (folder / "compare").mkdir()
     rows = {"model_hash": fingerprint(folder)[:16], "length": 16, "document": [0, 3]}
+    rows |= dict.fromkeys(ladder.EVALUATED, "")
     rows = pd.DataFrame(rows | {"tokens": [5, 8], "nll": [2.0, 3.0]})
     rows.to_csv(folder / "compare" / "perplexity_by_document.csv", index=False)
     found = ladder.read_run(folder)
@@ -114,6 +115,35 @@ def test_a_run_has_the_compute_of_its_steps(tmp_path, committed):
         [4, 0, 5, 2.0],
         [4, 3, 8, 3.0],
     ]
-    found.assign(nll=9.0).to_csv(committed, index=False)
+    found[[*ladder.COLUMNS]].assign(nll=9.0).to_csv(committed, index=False)
     tape("ladder", str(folder), "--out", str(tmp_path / "out"))
     assert pd.read_csv(tmp_path / "out" / "losses.csv")["nll"].tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 4}, "are the same run, seed 4: give only one of them"),
+        ({"position": {"name": "rope", "theta": 1e6}}, "are both rope, 672 tokens, with other"),
+        (
+            {"position": {"name": "nope"}, "vocab_size": 9},
+            "trained with different settings: v",
+        ),
+        ({"convention": "paper"}, "were evaluated with different settings: convention: spread ->"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(tmp_path, committed, change, message):
+    """They would be one run, or rows of one table."""
+    settings = {"position": {"name": "rope"}, "length": 16, "seed": 5, "sequences_per_step": 6}
+    settings["trainer"] = {"max_steps": 7, "seed": 0}
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder, own in zip(folders, ({"seed": 4}, change), strict=True):
+        make_model("rope").save_pretrained(folder)
+        own = {"convention": "spread"} | own
+        asked = dict.fromkeys(ladder.EVALUATED, "") | {"convention": own.pop("convention")}
+        (folder / "trained.json").write_text(json.dumps(settings | own))
+        (folder / "compare").mkdir()
+        rows = {"model_hash": fingerprint(folder)[:16], "length": 16, "document": [0]}
+        rows = pd.DataFrame(rows | asked | {"tokens": 5, "nll": 2.0})
+        rows.to_csv(folder / "compare" / "perplexity_by_document.csv", index=False)
+    refuses(message, ladder.run, folders, tmp_path / "out")

@@ -6,7 +6,7 @@ losses.csv has a row per run, length and document: the run's size (training toke
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,15 +20,18 @@ from tape.analysis.speed import read as read_rounds
 from tape.core.files import reading, write_text
 from tape.core.progress import track
 from tape.core.provenance import SOURCE
+from tape.core.run_folder import differences
 from tape.core.statistics import CONFIDENCE
 from tape.evaluation.curves import document_table
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, write_rows
 from tape.model.checkpoint import read_config
 from tape.results.gain import LEAST, Gain, fit, gains
-from tape.results.runs import check_weights, settings_of
+from tape.results.rows import check_alike, check_given
+from tape.results.runs import Run, check_weights, settings_of
 
 COLUMNS = ("size", "encoding", "seed", "flops", "length", "document", "n", "nll")
+EVALUATED = ("data", "data_hash", "convention", "stride", "batch_size", "dtype")  # alike in all
 REFERENCE = "rope"
 RESULTS = SOURCE / "docs" / "results"
 COMMITTED = RESULTS / "ladder" / "losses.csv"
@@ -42,21 +45,49 @@ backward pass counts as two forward passes."""
 
 
 def read_run(folder: Path) -> pd.DataFrame:
-    """Returns the rows of a run; raises a ValueError if it did not finish, or was not evaluated by
-    `tape perplexity` on test documents."""
+    """Returns the rows of a run, with how it was EVALUATED; raises a ValueError if it did not
+    finish, or was not evaluated by `tape perplexity` on test documents."""
     seed, settings = settings_of(folder)
     path = document_table(folder / "compare" / "perplexity.csv")
     if not path.is_file():
         what = f"{folder} has no losses by document"
         raise ValueError(f"{what}: tape perplexity --model {folder} --split test --out {path}")
     with reading(path):
-        rows = pd.read_csv(path).rename(columns={"tokens": "n"})
+        rows = pd.read_csv(path, dtype=dict.fromkeys(EVALUATED, str)).rename(
+            columns={"tokens": "n"}
+        )
+        rows[[*EVALUATED]] = rows[[*EVALUATED]].fillna("")  # of what does not apply
         check_weights(folder, "compare", rows["model_hash"].iloc[0])
         length = settings["length"]
         tokens = settings["trainer.max_steps"] * settings["sequences_per_step"] * length
         _, forward = operations(fake_model(read_config(folder), "eager"), length)
         about = {"size": tokens, "encoding": settings["position.name"], "seed": seed}
-        return rows.assign(**about, flops=3 * forward / length * tokens)[[*COLUMNS]]
+        return rows.assign(**about, flops=3 * forward / length * tokens)[[*COLUMNS, *EVALUATED]]
+
+
+def check_runs(tables: Mapping[Path, pd.DataFrame]) -> None:
+    """Raises a ValueError for runs, by their folders, that cannot be compared: evaluated
+    differently, of one size with other settings than encoding, learning rate and seed, of one
+    encoding there with other settings than the seed, or given twice."""
+    sizes: dict[int, list[Run]] = {}
+    known: dict[tuple[int, str], dict[int, Run]] = {}
+    asked = {
+        folder: dict(rows[[*EVALUATED]].astype(str).iloc[0]) for folder, rows in tables.items()
+    }
+    for folder, rows in tables.items():
+        first = next(iter(tables))
+        if changes := differences(asked[first], asked[folder]):
+            what = f"{first} and {folder} were evaluated with different settings"
+            raise ValueError(f"{what}: {'; '.join(changes)}; evaluate one of them again")
+        run, size = Run(folder, *settings_of(folder)), int(rows["size"].iloc[0])
+        peers = known.setdefault((size, run.encoding), {})
+        check_alike(f"{run.encoding}, {size:,} tokens", next(iter(peers.values()), run), run)
+        if (other := peers.setdefault(run.seed, run)) is not run:
+            both = f"{other.folder} and {folder}"
+            raise ValueError(f"{both} are the same run, seed {run.seed}: give only one of them")
+        sizes.setdefault(size, []).append(run)
+    for runs in sizes.values():
+        check_given(runs)
 
 
 def arrays(rows: pd.DataFrame, seeds: Iterable[int]) -> tuple[list[float], list[np.ndarray]]:
@@ -185,10 +216,13 @@ def draw(rows: pd.DataFrame, found: pd.DataFrame) -> Figure:
 
 def run(folders: Sequence[Path], out: Path) -> str:
     """Writes losses, table and picture of the committed runs and of those in folders, which replace
-    committed ones of the same size, encoding and seed; returns the table."""
+    committed ones of the same size, encoding and seed; returns the table. Raises a ValueError for
+    runs that cannot be compared."""
     with reading(COMMITTED):
         tables = [pd.read_csv(COMMITTED)] if COMMITTED.is_file() else []
-    tables += [read_run(folder) for folder in track(folders, desc="runs")]
+    given = {folder: read_run(folder) for folder in track(folders, desc="runs")}
+    check_runs(given)
+    tables += [rows[[*COLUMNS]] for rows in given.values()]
     if not tables:
         raise ValueError(f"{COMMITTED} is missing: name runs of `tape sweep sweep=ladder`")
     key = ["size", "encoding", "seed", "length", "document"]
