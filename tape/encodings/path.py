@@ -68,12 +68,13 @@ def within(
     near, back = q @ k[:, :, :, own:].mT - qw @ along, q - qw @ applied
     rows, columns = q[..., 0, :0, :], []  # queries after a chunk, times the maps back to its end
     for b in reversed(range(n)):
-        column, later = rows @ text.keys[..., b, :, :].mT, rows @ text.whole[..., b, :, :]
+        column = rows @ text.keys[..., b, :, :].mT
+        if b or onward:
+            rows = rows @ text.whole[..., b, :, :]
         if b >= own:
             column = torch.cat((near[..., b - own, :, :], column), dim=-2)
-            later = torch.cat((back[..., b - own, :, :], later), dim=-2)
+            rows = torch.cat((back[..., b - own, :, :], rows), dim=-2)
         columns.insert(0, F.pad(column, (0, 0, max(0, b - own) * L, 0)))
-        rows = later
     return torch.cat(columns, dim=-1)[..., :T, :S], rows[..., :T, :] if onward else None
 
 
