@@ -167,8 +167,17 @@ def test_extras_are_installed_when_asked_for_and_kept(project):
     assert said == f"error: EXTRAS=test is not an extra; known: {known}\n" and refused.returncode
 
 
-def commands(*words):
-    outcome = run_command("sweep.py", "dry_run=true", *words, folder=ROOT, succeeds=True)
+@pytest.fixture
+def texts(tmp_path):
+    """A folder with texts that sweeps name: they must be there."""
+    (tmp_path / "my texts").mkdir()
+    for name in ("a.txt", "ü.txt", "my texts/b.txt"):
+        (tmp_path / name).write_text("a sheep")
+    return tmp_path
+
+
+def commands(*words, folder=ROOT):
+    outcome = run_command("sweep.py", "dry_run=true", *words, folder=folder, succeeds=True)
     return [shlex.split(line)[1:] for line in outcome.out.splitlines()]
 
 
@@ -199,23 +208,24 @@ def test_only_predictions_about_what_varies_are_tested():
     assert given(commands(*words)[-1], "contrasts") == ["copy:fox:rope"]
 
 
-def test_rates_that_differ_are_said_at_the_start():
+def test_rates_that_differ_are_said_at_the_start(texts):
     words = ["sweep=encodings", "seeds=[0]", "vary.position=[tape,rope]", "name=own"]
     settings = ["--", "data=text", "data.files=a.txt"]
-    found = run_command("sweep.py", "dry_run=true", *words, *settings, folder=ROOT, succeeds=True)
+    found = run_command("sweep.py", "dry_run=true", *words, *settings, folder=texts, succeeds=True)
     assert found.lines[0] == "# learning rates: tape 0.016, rope 0.032"
     (one,) = re.findall("one rate for all: -- (.*)", found.err)
     (chosen,) = re.findall("choose them: tape sweep (.*)", found.err)
     more = ("sweep.py", "dry_run=true", *words, *settings, one)
-    assert run_command(*more, folder=ROOT, succeeds=True).err == ""
-    trained = [run for run in commands(*shlex.split(chosen)) if run[0] == "train"]
+    assert run_command(*more, folder=texts, succeeds=True).err == ""
+    words = shlex.split(chosen)
+    trained = [run for run in commands(*words, folder=texts) if run[0] == "train"]
     assert len(trained) == 2 * 5 and all({*settings[1:]} <= {*run} for run in trained)
 
 
-def test_values_may_be_lists_and_entries_with_arguments():
+def test_values_may_be_lists_and_entries_with_arguments(texts):
     words = ["sweep=encodings", "seeds=[0]", "vary.position=[{name:rope,theta:1e6},rope]"]
     words.append('vary.data.files=[[a.txt,"ü.txt"],[a.txt],[a.txt]]')
-    found = commands(*words, "--", "data=text")
+    found = commands(*words, "--", "data=text", folder=texts)
     runs = [command for command in found if command[0] == "train"]
     rows = product(("rope_theta_1000000.0", "rope"), ("a.txt+-.txt", "a.txt"))
     names = [f"encodings_{position}_files_{files}_0" for position, files in rows]
@@ -245,12 +255,12 @@ def test_help_whose_reader_has_ended_says_nothing():
     assert process.stderr.read() == "" and process.wait() == 1
 
 
-def test_values_and_seeds_are_combined():
+def test_values_and_seeds_are_combined(texts):
     words = ["sweep=encodings", "vary.position=[tape,rope]"]
     words += ["vary.trainer.learning_rate=[1e-3,2e-5]", "seeds=0 7", "name=rates"]
     words += ["settings=['length=64']", "--", "data=text", "data.files=my texts/"]
     words += ["evaluate.perplexity.convention=sliding"]
-    found = commands(*words)
+    found = commands(*words, folder=texts)
     runs = [command for command in found if command[0] == "train"]
     each = product(("tape", "rope"), ("0.001", "2e-05"))
     rows = [f"rates_{position}_learning_rate_{rate}" for position, rate in each]
