@@ -172,6 +172,21 @@ def test_speed_counts_waiting_for_data_but_no_validation(monkeypatch):
     assert peak_memory(torch.device("cpu")) > 2**20
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone begins a new peak")
+def test_the_peak_of_memory_is_that_of_the_training(monkeypatch):
+    """Not of what the process did before, such as training a tokenizer."""
+    device = torch.device("cpu")
+    _ = len(b"1" * 2**28)  # freed at once
+    before = peak_memory(device)
+    Console().on_train_begin(SimpleNamespace(device=device), None, None)
+    now = peak_memory(device)
+    assert now < before - 2**27
+    _ = len(b"1" * 2**27)
+    assert peak_memory(device) > now + 2**26
+    monkeypatch.setattr(Path, "write_text", mock.Mock(side_effect=PermissionError))
+    Console().on_train_begin(SimpleNamespace(device=device), None, None)  # not permitted
+
+
 def test_who_may_read_a_file_of_a_run_may_read_all(quick_run):
     files = [path for path in quick_run.rglob("[!.]*") if path.is_file()]
     assert len({path.stat().st_mode for path in files}) == 1

@@ -1,13 +1,15 @@
 """Callbacks of the Trainer: progress on the console, early ends, and resuming."""
 
+import ctypes
 import math
 import resource
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +33,25 @@ class Stopped(Exception):
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the peak memory of a GPU, otherwise the peak resident size of this process, which
-    includes earlier runs in it (train.py -m)."""
+    """Returns the peak memory of a GPU, otherwise the peak resident size of this process, in bytes
+    since `reset_peak_memory`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begins a new peak: what came before, such as training a tokenizer, is not of the run, but for
+    freed memory that the allocator cannot return. Where a CPU's system is not Linux, or does not
+    permit it, the peak is that of the whole process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(AttributeError):  # of other C libraries than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class Console(TrainerCallback):
@@ -51,8 +66,7 @@ class Console(TrainerCallback):
         self.bar: tqdm | None = None  # of the evaluation that is under way
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if args.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(args.device)
+        reset_peak_memory(args.device)
 
     def on_step_begin(self, args, state, control, **kwargs):
         # The first one follows the sequences that a resumed run skips.
