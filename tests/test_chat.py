@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from commands import run_command
+from conftest import refuses
 from test_import import TEMPLATE, make, write_gguf
 from test_lm_eval import tasks  # noqa: F401
 
@@ -85,6 +86,18 @@ def test_what_has_no_template_is_refused(model, tmp_path):
         *COMMAND, "evaluate", model, *KEYS, "--chat", "--original", folder=tmp_path
     )
     assert outcome.lines[-1].startswith("error: --chat with --original")
+
+
+def test_of_several_templates_the_default_is_taken(model):
+    _, tokenizer = load(model)
+    alone, asked = chat.check_template(tokenizer), PasskeyQuestions(300, 300, 1, 1)
+    (question,) = next(iter(asked.groups(tokenizer)))
+    ids = chat.ChatQuestions(asked, tokenizer).ids(question, tokenizer)
+    tokenizer.chat_template = {"tool_use": "tools", "default": tokenizer.chat_template}
+    assert chat.check_template(tokenizer) == alone
+    assert chat.ChatQuestions(asked, tokenizer).ids(question, tokenizer) == ids
+    del tokenizer.chat_template["default"]
+    refuses("tokenizer has no chat template", chat.check_template, tokenizer)
 
 
 def test_lm_eval_asks_in_the_template(model, tasks, tmp_path, monkeypatch):  # noqa: F811

@@ -15,8 +15,11 @@ SENTENCE = 32
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a hash of the chat template, for results; raises a ValueError if there is none."""
+    """Returns a hash of the chat template, of several that named "default", for results; raises a
+    ValueError if there is none."""
     template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
     if not isinstance(template, str):
         raise ValueError("--chat: the model's tokenizer has no chat template; leave it out")
     return hashlib.sha256(template.encode()).hexdigest()[:16]
