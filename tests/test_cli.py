@@ -227,8 +227,10 @@ def project(tmp_path_factory):
         program = folder / "venv" / "bin" / name
         program.write_text(text)
         program.chmod(0o755)
-    for name in ("corpus", "shards", *(f"output/{name}" for name in GLOBBED.split())):
+    for name in ("corpus", "code", "shards", *(f"output/{name}" for name in GLOBBED.split())):
         (folder / name).mkdir(parents=True)
+    for name in ("corpus/a.txt", "code/a.py"):
+        (folder / name).write_text("a sheep")
     (texts := folder / "output" / "smollm2_free" / "texts").mkdir(parents=True)
     for name in pd.read_csv(ROOT / "docs/results/smollm2_free/documents.csv")["document"]:
         (texts / name).touch()  # not downloaded again
