@@ -12,9 +12,11 @@ from tape.positions.base import PositionModule
 from tape.training.optimizer import decayed, encoding_parameters
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
+REAL = ["rope_float", "sincos_float", "alibi_float"]  # for so many tokens, too, but evenly
 # FIRE divides distances by the query's position, GRAPE-AP turns tokens by theirs, products of
 # FoPE's mixtures depend on both, and groups and chunks begin at multiples of their size.
 ABSOLUTE = ["sincos", "learned", "fire", "grape_ap", "fope", "extended", "extended_dca", *DRAWN]
+ABSOLUTE.append("sincos_float")
 EQUIVARIANT = ["tape", "tape_yarn", "tape_attention", "tape_feed_forward"]
 BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
 
@@ -24,7 +26,7 @@ BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
 @pytest.mark.parametrize("shift", [1, 3, 1000])
 def test_shift_invariant(position, shift):
     """The measure of the paper's Table 8: all token indices are moved by a number."""
-    changes = {"max_position_embeddings": 1100} if position in DRAWN else {}
+    changes = {"max_position_embeddings": 1100} if position in (*DRAWN, *REAL) else {}
     model = make_model(position, dtype=torch.float64, **changes)
     tokens, index = random_tokens(2, 16), torch.arange(16)[None]
     logits, moved = (model(tokens, position_ids=index + by).logits for by in (0, shift))
