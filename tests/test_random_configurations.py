@@ -10,7 +10,7 @@ from cases import GENERATIONS, Case, check
 from conftest import CACHES, WITHOUT_SOFTMAX
 from every_encoding import COUNTED, GROUPED, POSITIONS
 
-MIXTURES = ("mixed", "mixed_tape", "mixed_read")
+MIXTURES = ("mixed", "mixed_tape", "mixed_read", "mixed_2026")
 MIXABLE = [
     name
     for name in GROUPED
