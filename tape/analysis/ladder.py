@@ -50,8 +50,9 @@ def read_run(folder: Path) -> pd.DataFrame:
     seed, settings = settings_of(folder)
     path = document_table(folder / "compare" / "perplexity.csv")
     if not path.is_file():
-        what = f"{folder} has no losses by document"
-        raise ValueError(f"{what}: tape perplexity --model {folder} --split test --out {path}")
+        out = path.with_name("perplexity.csv")
+        how = f"tape perplexity --model {folder} --data run --split test --out {out}"
+        raise ValueError(f"{folder} has no losses by document: {how}")
     with reading(path):
         rows = pd.read_csv(path, dtype=dict.fromkeys(EVALUATED, str)).rename(
             columns={"tokens": "n"}

@@ -21,7 +21,8 @@ from tape.data.readers import PLAIN, documents, reading
 Split = Literal["train", "validation", "test"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
-NAMED = 5  # files that are held out and named
+FEW = 100  # files that are read once more to name those that are held out
+NAMED = 5  # of which so many are named
 KNOWN = (*PLAIN, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 TABLES = (".csv", ".csv.gz")  # read if named, but not from a folder, where they may be anything
 log = logging.getLogger(__name__)
@@ -126,9 +127,11 @@ class FileCorpus(Corpus):
         return f"{text}; for validation: {told}"
 
     def held_out(self) -> list[str]:
-        """Returns the files all of whose documents are for validation."""
+        """Returns the files all of whose documents are for validation, if the files are FEW."""
         if self.parts is not None:
             return [str(path) for path in self.parts["validation"]]
+        if len(self.files) > FEW:
+            return []
         found = []
         for path in self.files:
             texts = documents(path, self.field)

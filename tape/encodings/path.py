@@ -62,7 +62,8 @@ def within(
     times H_i .. H_first."""
     T, S, L = q.shape[3], k.shape[2], text.w.shape[-2]
     q, k = in_chunks(q, L), in_chunks(k, L)[:, :, None]
-    own = (n := k.shape[3]) - q.shape[3]  # the first chunk of the queries
+    n = k.shape[3]
+    own = n - q.shape[3]  # the first chunk of the queries
     w, applied, along = (x[:, :, :, own:] for x in (text.w, text.applied, text.along))
     qw = (q @ w.mT).tril()
     near, back = q @ k[:, :, :, own:].mT - qw @ along, q - qw @ applied
@@ -124,8 +125,8 @@ class PathScores(PairBias):
         chunks = slice(begun, -(-keys.stop // CHUNK))
         text = Chunks(*(x[:, :, :, chunks] for x in self.text))
         k = self.k[:, :, begun * CHUNK : keys.stop]
-        given = self.q[:, :, queries], k, None, self.tokens.rows(queries, keys)
-        return type(self)(self.layer, *given, text=text, first=keys.start)
+        q, tokens = self.q[:, :, queries], self.tokens.rows(queries, keys)
+        return type(self)(self.layer, q, k, None, tokens, text=text, first=keys.start)
 
 
 class PathLayer(PairLayer):
@@ -151,12 +152,12 @@ class PathLayer(PairLayer):
         return q_BHTD, k_BKTD, torch.cat([*kept], dim=-1)
 
     def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, extras: Tensor, tokens: Tokens) -> ScoreBias:
-        given = self, q_BHTD, k_BKSD, extras, tokens
         if q_BHTD.shape[2] != k_BKSD.shape[2]:
-            return PairBias(*given)
+            return PairBias(self, q_BHTD, k_BKSD, extras, tokens)
         with without_autocast(q_BHTD):
             k = k_BKSD.to(torch.promote_types(k_BKSD.dtype, torch.float32))
-            return PathScores(*given, text=Chunks.of(k, *self.maps(k, extras)))
+            text = Chunks.of(k, *self.maps(k, extras))
+        return PathScores(self, q_BHTD, k_BKSD, extras, tokens, text=text)
 
     def maps(self, k_BKSD: Tensor, extras: Tensor) -> tuple[Tensor, Tensor]:
         """Returns w (B, K, S, D) and beta (B, K, S, 1) in the dtype of the keys."""

@@ -86,22 +86,21 @@ def write(
     about: dict[str, Any],
     batches: dict[int, list[Binned]],
     alone: bool = False,
-    counted: dict[int, list[tuple[int, float]]] | None = None,
+    windows: pd.DataFrame | None = None,
 ) -> list[Perplexity]:
     """Adds the results at several lengths to the tables, or replaces these if they hold one
     measurement `alone`: the mean over all tokens, and in each bin of positions. `about` has a value
     for each of ABOUT but the length, empty where it does not apply; `batches` by length the losses
-    of each batch; `counted` the tokens and summed losses of its mean, for a length whose mean is
-    not that over all of them."""
+    of each batch; `windows` (columns length, tokens, loss) the tokens and summed losses that count
+    in the means, if these are not all."""
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
         key = about | {"length": length}
         parts = [part for batch in each for part in batch]
         sums = pd.DataFrame(parts, columns=["bin", "tokens", "loss"]).groupby("bin").sum()
-        whole = [(sums["tokens"].sum(), sums["loss"].sum())]
-        counts, losses = zip(*(counted or {}).get(length, whole), strict=True)
-        tokens = int(sum(counts))
-        nll = float(sum(losses) / tokens)
+        counted = sums if windows is None else windows[windows["length"] == length]
+        tokens = int(counted["tokens"].sum())
+        nll = float(counted["loss"].sum() / tokens)
         found.append(Perplexity(length, tokens, nll))
         rows.append(key | {"tokens": tokens, "nll": nll, "perplexity": exp(nll)})
         for k, tokens, loss in sums.itertuples():

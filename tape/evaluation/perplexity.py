@@ -35,7 +35,7 @@ from tape.model.modeling import TapeForCausalLM
 
 def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
     """Returns the losses of a batch by position in the window, and by window: where it stops, the
-    number of its scored tokens, and their summed loss."""
+    number of its tokens that count in the mean, and their summed loss."""
     losses = scoring.losses(model, text.tokens, batch)
     if not np.isfinite(losses).all():
         what = f"the model has losses that are not finite in windows of {batch.length:,}"
@@ -48,9 +48,6 @@ def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
     parts = [part[-(batch.counted or len(part)) :] for part in parts]
     stops = (window.stop for window in batch.windows)
     found["windows"] = [[x, len(part), part.sum()] for x, part in zip(stops, parts, strict=True)]
-    if batch.counted is not None:
-        last = positions >= batch.length - batch.counted
-        found["counted"] = [int(last.sum()), float(losses[last].sum())]
     return found
 
 
@@ -143,18 +140,15 @@ def publish(
         "dtype": arguments.dtype,
     }
     by_length: dict[int, list[Binned]] = {length: [] for length in header["lengths"]}
-    counted: dict[int, list[tuple[int, float]]] = {}
     windows: list[tuple[int, int, int, float]] = []
     with reading(results):
         for row in rows:
             by_length[row["length"]].append(row["bins"])
             windows += ((row["length"], *window) for window in row["windows"])
-            if "counted" in row:
-                counted.setdefault(row["length"], []).append(row["counted"])
         # In an evaluation's folder, which comparisons read (`read_evaluation`).
         alone = out.resolve().parent.parent == arguments.model.resolve()
-        found = write(out, about, by_length, alone, counted)
-    by_window = pd.DataFrame(windows, columns=["length", "stop", "tokens", "loss"])
+        by_window = pd.DataFrame(windows, columns=["length", "stop", "tokens", "loss"])
+        found = write(out, about, by_length, alone, by_window)
     numbers = text.documents(by_window["stop"] - by_window["tokens"])
     write_documents(out, about, by_window.assign(document=numbers), alone)
     write_figure(figure_of(*read_curves(out)), out.with_suffix(""), ["png"])

@@ -59,8 +59,16 @@ class Text(NamedTuple):
 def asked_text(arguments: argparse.Namespace, model: Path, most: int | None) -> Text:
     """Opens the text that a command's arguments name (see `open_text`)."""
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    text = (arguments.data, arguments.files, model, cache, most)
-    return open_text(*text, arguments.whole, arguments.token_dtype, arguments.split)
+    return open_text(
+        arguments.data,
+        arguments.files,
+        model,
+        cache,
+        most,
+        arguments.whole,
+        arguments.token_dtype,
+        arguments.split,
+    )
 
 
 def open_text(

@@ -77,8 +77,9 @@ class Attention(nn.Module):
         self.sink = AttentionSink(heads) if config.attention_sink else None
         scalable, gated = config.scalable_softmax, config.gated_attention
         self.softmax = ScalableSoftmax(heads, scalable) if scalable else None
-        widths = config.hidden_size, copies * queries
-        self.output_gate = WideLinear(*widths, bias=False) if gated else None
+        self.output_gate = None
+        if gated:
+            self.output_gate = WideLinear(config.hidden_size, copies * queries, bias=False)
 
     def forward(
         self,

@@ -104,7 +104,8 @@ class RotaryLayer(LayerPosition):
     """Rotates queries and keys by the state, (B|1, K|1, T, 2, F); subclasses replace `tokens.e`."""
 
     def prepare(self, q_BHTD: Tensor, k_BKTD: Tensor, tokens: Tokens) -> Prepared:
-        return turned(q_BHTD, tokens.e), turned(k_BKTD, tokens.e), None
+        e = tokens.e.to(q_BHTD.dtype)
+        return turned(q_BHTD, e), turned(k_BKTD, e), None
 
 
 class RoPE(PositionEncoding):

@@ -240,8 +240,13 @@ def read_saved(folder: Path) -> list[Run]:
     with reading(folder / SETTINGS):
         runs = {}
         for name, x in content["runs"].items():
-            told = folder / name, x["seed"], content["common"] | x["settings"], dict(x["asked"])
-            runs[name] = Run(*told, origin=x.get("origin", []))
+            runs[name] = Run(
+                folder=folder / name,
+                seed=x["seed"],
+                settings=content["common"] | x["settings"],
+                asked=dict(x["asked"]),
+                origin=x.get("origin", []),
+            )
     if not path.read_bytes().endswith(b"\n"):
         raise ValueError(f"{path} ends in the middle of a line: create it again")
     with reading(path):

@@ -201,6 +201,7 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
         bases[seed] = command, compose_run(command)[0]
     rows: dict[str, DictConfig] = {}
     alike: dict[str, str] = {}  # settings -> row
+    texts: list[dict[str, Any]] = []  # whose files are there
     runs: list[Run] = []
     count = prod(map(len, axes.values()))
     bar = tqdm(total=count, desc="composing", unit="row", disable=None, leave=False)
@@ -217,8 +218,9 @@ def runs_of(cfg: Sweep, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int])
         if row not in rows:
             rows[row], settings = compose_run(command)
             bar.update()
-            if settings["data"].get("files"):
+            if settings["data"].get("files") and settings["data"] not in texts:
                 instantiate(settings["data"])  # raises an OSError if they are not there
+                texts.append(settings["data"])
             settings = {key: x for key, x in settings.items() if key not in OF_THE_SWEEP}
             settings["peft"] = {**(settings["peft"] or {}), "name": None}
             other = alike.setdefault(json.dumps(settings).replace(folder, ""), row)
