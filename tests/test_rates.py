@@ -96,6 +96,7 @@ NEEDLE = {"fire": 0.01, "nope": 0.003, "rope": 0.003, "tape": 0.003}
     ("results", "count", "chosen", "page"),
     [
         ("rates_text", 82, "text", "results/rates_text/table"),
+        ("rates_ladder_1", 34, "ladder_1", "results/rates_ladder_1/table"),
         ("rates", 33, "lengths", "results/rates/table"),
         ("bigrams_rates", 15, "bigrams", "results/bigrams_rates/table"),
         ("contextual_rates", 24, PARTS, "results/contextual_rates/table"),
