@@ -39,6 +39,7 @@ for name, chosen, baseline in (
     ("bigrams", {}, "tape"),
     ("bigrams_more bigrams", ONE_RATE, "rope"),
     ("first", {}, "rope"),
+    ("ladder_1", {}, "rope"),
     ("addition_ablations", {"across": ["model.num_recurrences"]}, None),
     ("checkpoints", {}, None),
     ("contextual", {"only": ["contextual_[rt]*"]}, "rope"),
@@ -109,7 +110,7 @@ def test_losses_with_changed_states_are_those_of_the_rows(page, columns):
 
 PARTS = {"text": ["text", "bigrams"], "context_extension": ["extension", "bases"]}
 PARTS |= {"first_comparison": ["first"], "suite": ["tasks"], "retrieval": ["needle_long"]}
-PARTS |= {"arithmetic": ["addition"]}
+PARTS |= {"arithmetic": ["addition"], "english": ["ladder_1"]}
 
 
 @pytest.mark.parametrize("page", PARTS)
