@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 from commands import tape
 from conftest import make_model, refuses
+from pages import RESULTS, said
 
 from tape.analysis import ladder
 from tape.analysis.cost import fake_model, operations
 from tape.model.checkpoint import fingerprint
+from tape.results import load
 
 SIZES = {10**5: 1e12, 4 * 10**5: 1.6e13, 16 * 10**5: 2.6e14}  # tokens: FLOPs
 
@@ -147,3 +149,24 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, committed, change, m
         rows = pd.DataFrame(rows | asked | {"tokens": 5, "nll": 2.0})
         rows.to_csv(folder / "compare" / "perplexity_by_document.csv", index=False)
     refuses(message, ladder.run, folders, tmp_path / "out")
+
+
+def test_committed_losses_by_document_are_those_of_the_runs_and_the_page():
+    """Means over the tokens of all documents equal the losses of whole runs."""
+    key = ["encoding", "seed", "length"]
+    documents = pd.read_csv(ladder.COMMITTED).assign(nll=lambda rows: rows["nll"] * rows["n"])
+    sums = documents.groupby(key)[["nll", "n"]].sum()
+    assert set(sums["n"]) == {32_768} and len(sums) == 9 * 3 * 3
+    rows = load([RESULTS / "ladder_1"])
+    rows = rows[(rows["measure"] == "loss") & rows["first"].isna() & rows["length"].notna()]
+    runs = rows.astype({"length": int}).set_index(key)["value"].sort_index()
+    losses = (sums["nll"] / sums["n"]).sort_index()
+    pd.testing.assert_series_equal(losses, runs, check_names=False, rtol=1e-6)
+    means = losses.groupby(["encoding", "length"]).mean().unstack()
+    change = (means[1024] - means[256]).drop("nope")
+    assert change[["rope", "tape", "pope"]].min() > 0.1 and f"{change['fire']:.2f}" == "0.03"
+    assert change[["alibi", "fox", "kerple", "t5"]].max() < 0.01
+    text = (
+        "RoPE, TAPE and PoPE lose at least 0.1 nats. The five lose at most 0.01, except FIRE, which"
+    )
+    assert f"{text} loses 0.03" in said("english")
